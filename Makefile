@@ -1,0 +1,90 @@
+# make run          set up, then serve on PORT (8080) before a simulated model server, or before UPSTREAM=http://…
+# make test         all tests but those against a real vLLM, with coverage limits
+# make check        format, lint, types, architecture, docs
+# make test-vllm    tests against a real vLLM: VLLM_URL=http://…, or ../shared/real-vllm (installed on first use)
+# make demo         where the time of a thinking model goes, as a table
+# make format       let ruff format and fix what it can
+# make clean        remove what was built, but not the environments
+
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8080
+UPSTREAM ?=
+SIM_PROFILE ?= demo
+FIRSTTOKEN_SHARED ?= ../shared
+VLLM_URL ?=
+VLLM_VENV ?= .venv-vllm
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+COVERAGE_JSON := build/coverage.json
+REAL_VLLM := $(FIRSTTOKEN_SHARED)/real-vllm
+
+.PHONY: setup run demo test check format clean test-vllm help
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+setup: $(VENV)/.installed
+	@:
+
+# A stamp, so that this runs once and again when the dependencies change.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 …")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade 'pip>=25.1'  # the first with --group
+	$(PIP) install --editable . --group dev
+	@touch $@
+
+run: setup
+ifeq ($(strip $(UPSTREAM)),)
+	exec $(BIN)/firsttoken serve --sim $(SIM_PROFILE) --port $(PORT)
+else
+	exec $(BIN)/firsttoken serve --upstream "$(UPSTREAM)" --port $(PORT)
+endif
+
+demo: setup
+	$(BIN)/firsttoken demo
+
+test: setup
+	@mkdir -p build
+	$(BIN)/python -m pytest --cov --cov-report= --cov-report=json:$(COVERAGE_JSON) $(PYTEST_ARGS)
+	$(BIN)/python tests/coverage_limits.py $(COVERAGE_JSON)
+
+check: setup
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --quiet tests/test_docs.py
+
+format: setup
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+ifneq ($(strip $(VLLM_URL)),)
+test-vllm: $(VENV)/.installed-vllm
+	VLLM_URL="$(VLLM_URL)" $(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+else ifneq ($(wildcard $(REAL_VLLM)/setup.sh),)
+test-vllm: $(VENV)/.installed-vllm $(VLLM_VENV)/.installed
+	FIRSTTOKEN_SHARED="$(FIRSTTOKEN_SHARED)" VLLM_VENV="$(abspath $(VLLM_VENV))" $(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+else
+test-vllm:
+	@echo "test-vllm: skipped, there is no real vLLM here. Give VLLM_URL=http://host:port, or $(REAL_VLLM)."
+endif
+
+# The real clients of those tests: openai, langchain-openai.
+$(VENV)/.installed-vllm: $(VENV)/.installed
+	$(PIP) install --group vllm
+	@touch $@
+
+$(VLLM_VENV)/.installed:
+	bash $(REAL_VLLM)/setup.sh $(VLLM_VENV)
+	@touch $@
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
+	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +

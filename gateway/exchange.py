@@ -1,0 +1,124 @@
+"""One request and its answer: what is known of it, from the first byte to the account. No I/O.
+
+`Call` is the caller's side as the proxy sees it. Two things implement it: `server.DirectCall` (uvicorn's httptools
+protocol, writes go straight to the transport) and `asgi.AsgiCall` (any ASGI server, in-memory tests).
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.errors import Api, GatewayError
+from gateway.timing.timeline import Timeline
+from gateway.wire.headers import Headers, first, sane_request_id
+
+if TYPE_CHECKING:
+    from gateway.metrics import Outcome
+    from gateway.wire.kinds import Kind
+    from gateway.wire.plain import PlainAnswer
+    from gateway.wire.stream import StreamReader
+
+
+class ClientGone(Exception):
+    """The caller closed its connection. Not an error of anybody's."""
+
+
+class CallWatcher(Protocol):
+    """Told by a call what happens to the client's connection; called from the event loop, must not block."""
+
+    def on_client_gone(self) -> None: ...
+    def on_client_paused(self) -> None: ...
+    def on_client_resumed(self) -> None: ...
+
+
+class Call(Protocol):
+    """The caller's side of one exchange. Writes never block; `on_client_paused` asks for silence."""
+
+    method: str
+    path: str  # decoded as latin-1 bytes, as it came, without the query
+    query: bytes
+    headers: Headers  # names in lower case
+    received_ns: int
+    body_ns: int  # 0 until the body is complete
+
+    @property
+    def is_gone(self) -> bool: ...
+    @property
+    def is_started(self) -> bool: ...
+    async def read_body(self, limit: int) -> bytes:
+        """The whole body. Raises `ClientGone`, `BodyTooLarge`, `ClientTooSlow`."""
+
+    def watch(self, watcher: CallWatcher | None) -> None: ...
+    def start(self, status: int, headers: Headers, length: int | None) -> None:
+        """The response head; `length` None means chunked. Leaves with the first body bytes or `flush`."""
+
+    def flush(self) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def end(self) -> None: ...
+    def abort(self) -> None:
+        """Cuts the connection so that the caller sees an incomplete answer."""
+
+
+class Exchange:
+    """Everything known about one request. Filled by the phases of `proxy.py`, read by `account.py`."""
+
+    __slots__ = (
+        "api", "attempts", "body_bytes", "budget_action", "changes", "cleaned", "error", "is_stream", "key_name", "kind",
+        "max_tokens", "model", "outcome", "path", "plain", "reader", "reason", "request_id", "route", "rtt_ns", "status",
+        "thinking_asked", "thinking_edited", "timeline", "trace_id", "upstream", "upstream_model", "verdict",
+    )  # fmt: skip
+
+    def __init__(self, call: Call) -> None:
+        self.timeline = Timeline(call.received_ns)
+        self.request_id = sane_request_id(first(call.headers, b"x-request-id")) or new_request_id()
+        self.trace_id = ""
+        self.path = call.path
+        self.kind: Kind = "opaque"
+        self.api: Api = "openai"
+        self.is_stream = False
+        self.model: str | None = None  # as the caller named it
+        self.upstream_model: str | None = None
+        self.route: str | None = None
+        self.upstream: str | None = None
+        self.key_name: str | None = None
+        self.body_bytes = 0
+        self.max_tokens: int | None = None  # what went upstream
+        self.changes: list[str] = []
+        self.cleaned: dict[str, int] = {}
+        self.thinking_asked = "client"
+        self.thinking_edited = False
+        self.attempts = 0
+        self.budget_action: str | None = None
+        self.reader: StreamReader | None = None
+        self.plain: PlainAnswer | None = None
+        self.rtt_ns: int | None = None
+        self.status = 0
+        self.outcome: Outcome | None = None
+        self.reason: str | None = None
+        self.error: GatewayError | None = None
+        self.verdict: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.request_id} {self.route}/{self.upstream} {self.outcome or 'running'}>"
+
+    def attempt_id(self) -> str:
+        """The request id that this attempt sends upstream. Never the caller's own: it may be in use there (C034)."""
+        return f"{self.request_id[:100]}-{random.getrandbits(32):08x}"
+
+    def traceparent(self) -> bytes:
+        """A W3C trace context of our own, the same trace for every attempt."""
+        self.trace_id = self.trace_id or f"{random.getrandbits(128) or 1:032x}"
+        return f"00-{self.trace_id}-{random.getrandbits(64) or 1:016x}-01".encode("ascii")
+
+    def settle(self, outcome: Outcome, reason: str | None = None) -> None:
+        """Decides how the request ended: once, the first word counts."""
+        if self.outcome is None:
+            self.outcome = outcome
+            self.reason = reason
+
+
+def new_request_id() -> str:
+    """128 random bits as 32 hex digits."""
+    return secrets.token_hex(16)

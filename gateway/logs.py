@@ -1,0 +1,119 @@
+"""The log: one line per request, warnings when somebody should act. JSON where nobody reads along, text in a terminal.
+
+Lines are gathered in memory and written by a thread a few times a second: a blocked pipe never blocks a request,
+and writing costs nothing on its path. What does not fit is dropped and counted (fault-catalogue F7, F8).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from typing import Literal, TextIO
+
+import orjson
+
+MAX_LINES = 10_000
+FLUSH_EVERY_S = 0.1
+_TEXT_FIELDS = ("ttft_ms", "ttfv_ms", "e2e_ms", "prompt_tokens", "completion_tokens", "reasoning_tokens")
+
+
+class LogWriter(logging.Handler):
+    """Writes request records and logging's own records to one stream, from a thread of its own."""
+
+    def __init__(self, stream: TextIO, form: Literal["auto", "json", "text"] = "auto") -> None:
+        super().__init__()
+        self._stream = stream
+        self._is_json = form == "json" or (form == "auto" and not stream.isatty())
+        self._lines: deque[dict[str, object]] = deque(maxlen=MAX_LINES)
+        self._dropped = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, record: dict[str, object]) -> None:
+        """Takes one finished request. Never blocks, never raises."""
+        if len(self._lines) == MAX_LINES:
+            self._dropped += 1
+        self._lines.append(record)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line: dict[str, object] = {
+            "time": record.created,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = logging.Formatter().formatException(record.exc_info)
+        self.write(line)
+
+    def close(self) -> None:
+        """Writes what is left, waiting a second at most."""
+        self._stopping.set()
+        self._thread.join(1.0)
+        super().close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(FLUSH_EVERY_S):
+            self._flush_lines()
+        self._flush_lines()
+
+    def _flush_lines(self) -> None:
+        pieces: list[str] = []
+        while self._lines:
+            line = self._lines.popleft()
+            pieces.append(as_json(line) if self._is_json else as_text(line))
+        if self._dropped:
+            pieces.append(f'{{"level":"warning","message":"{self._dropped} log lines dropped"}}')
+            self._dropped = 0
+        if pieces:
+            try:
+                self._stream.write("\n".join(pieces) + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._dropped += len(pieces)
+
+
+def as_json(line: dict[str, object]) -> str:
+    """One line of JSON; unknown values are absent."""
+    known = {key: value for key, value in line.items() if value is not None}
+    known["time"] = _stamp(line.get("time"))
+    return orjson.dumps(known, default=str).decode()
+
+
+def as_text(line: dict[str, object]) -> str:
+    """One line for people."""
+    when = _stamp(line.get("time"))[11:23]
+    if "message" in line:
+        tail = f"\n{line['traceback']}" if "traceback" in line else ""
+        return f"{when} {str(line.get('level', 'info')).upper():7} {line['message']}{tail}"
+    where = f"{line.get('route') or '-'}→{line.get('upstream') or '-'}"
+    numbers = " ".join(
+        f"{name.removesuffix('_ms')}={line[name]}" for name in _TEXT_FIELDS if line.get(name) is not None
+    )
+    extras = [str(line[key]) for key in ("reason", "verdict") if line.get(key) and line.get(key) != "ok"]
+    changes = line.get("changes")
+    if isinstance(changes, list) and changes:
+        extras.append(",".join(map(str, changes)))
+    return f"{when} {line.get('status') or '---'} {line.get('outcome')} {where} {line.get('model') or ''} {numbers} {' '.join(extras)}".rstrip()
+
+
+def _stamp(seconds: object) -> str:
+    moment = seconds if isinstance(seconds, float) else time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment % 1 * 1000):03d}Z"
+
+
+def set_up(form: Literal["auto", "json", "text"], stream: TextIO | None = None) -> LogWriter:
+    """Routes the log of this process to stderr (or `stream`). Returns the writer for requests."""
+    writer = LogWriter(stream or sys.stderr, form)
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    root.addHandler(writer)
+    root.setLevel(logging.INFO)
+    for noisy in ("httpx2", "httpcore2", "asyncio", "uvicorn", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    return writer

@@ -1,0 +1,358 @@
+"""One request at one upstream: shaped for it, sent, and sent again where a rule allows it.
+
+Sent again, each at most once, and only while the caller has nothing yet:
+
+    reconnect           a pooled connection that the server had closed before reading (class R1)
+    without our switch  a 400 that our thinking switch caused; remembered for this upstream and model
+    own max_tokens      a 400 about context length after our floor raised the value
+    without usage       a 400 about `stream_options` that we added; remembered
+    rescue              an answer burnt by thinking, on a plain request of a route with `rescue: true`
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import orjson
+
+from gateway.errors import GatewayError, UpstreamBadResponse
+from gateway.exchange import ClientGone
+from gateway.judging import Verdicts
+from gateway.policy.clean import clean_body, may_need_cleaning
+from gateway.policy.shape import Shaped, is_context_overflow, is_switch_rejected, is_usage_rejected, shape
+from gateway.relay import Relay, Result
+from gateway.reply import Reply, masked, response_headers
+from gateway.upstream.http1 import request_head
+from gateway.wire.body import RequestBody
+from gateway.wire.engines import wants_usage
+from gateway.wire.headers import first, sane_traceparent
+from gateway.wire.kinds import GENERATING
+from gateway.wire.reader import reader_for
+from gateway.wire.strip import UsageStripper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.account import Account
+    from gateway.exchange import Call, Exchange
+    from gateway.proxy import Leaving
+    from gateway.runtime import RouteState
+    from gateway.upstream.connection import Lost
+    from gateway.upstream.http1 import ResponseHead
+    from gateway.upstream.state import UpstreamState
+    from gateway.wire.headers import Headers
+
+log = logging.getLogger("gateway.sending")
+
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What every attempt starts from: the caller's request after cleaning."""
+
+    route: RouteState
+    rest: str  # path without the route's prefix
+    raw: bytes
+    body: RequestBody | None  # None: relayed unread
+    headers: Headers
+    call: Call
+    is_cleaned: bool = False
+
+
+@dataclass(slots=True)
+class Allowed:
+    """Which of our edits may go into the next sending, and what it is for."""
+
+    thinking: bool = True
+    floor: bool = True
+    usage: bool = True
+    fresh: bool = False
+    rescue: bool = False
+    done: set[str] = field(default_factory=set)
+
+    def once(self, rule: str) -> bool:
+        """True the first time a rule asks."""
+        if rule in self.done:
+            return False
+        self.done.add(rule)
+        return True
+
+
+class Sender:
+    """Sends prepared requests. Holds no state of a request."""
+
+    def __init__(self, account: Account, clock: Callable[[], int]) -> None:
+        self._account = account
+        self._clock = clock
+        self._verdicts = Verdicts(account)
+
+    async def send(self, x: Exchange, prepared: Prepared, state: UpstreamState, leaving: Leaving) -> Reply | None:
+        """The answer to send, or None when it was relayed. Raises `GatewayError`, `ClientGone`."""
+        x.upstream = state.name
+        self._clean(x, prepared)
+        model = x.model or ""
+        allowed = Allowed(thinking=model not in state.refuses_switch, usage=model not in state.refuses_usage)
+        while True:  # ends: every rule sends again once at most
+            shaped = self._shape(x, prepared, state, allowed)
+            result = await self._attempt(x, prepared, state, shaped, allowed, leaving)
+            if not self._again(x, prepared, state, shaped, allowed, result):
+                return self._outcome(x, prepared, state, result)
+
+    # before
+
+    def _clean(self, x: Exchange, prepared: Prepared) -> None:
+        """Once per request, whatever the number of attempts."""
+        body = prepared.body
+        if prepared.is_cleaned or body is None or not prepared.route.cleans:
+            return
+        prepared.is_cleaned = True
+        rules = prepared.route.config.clean
+        if not may_need_cleaning(body.raw, rules):
+            return
+        document = body.document()
+        x.cleaned = clean_body(document, body.data, rules, x.kind)
+        if x.cleaned:
+            cleaned = document.apply()
+            prepared.body = RequestBody(cleaned, body.data)
+            x.changes.append("clean=" + "+".join(f"{step}:{count}" for step, count in x.cleaned.items()))
+
+    def _shape(self, x: Exchange, prepared: Prepared, state: UpstreamState, allowed: Allowed) -> Shaped:
+        body = prepared.body
+        if body is None:
+            return Shaped.untouched(prepared.raw)
+        shaped = shape(
+            body,
+            route=prepared.route.config,
+            upstream=state.config,
+            engine=state.engine,
+            kind=x.kind,
+            add_usage=allowed.usage and self._needs_usage(state),
+            allow_thinking=allowed.thinking,
+            allow_floor=allowed.floor,
+            rescue=allowed.rescue,
+        )
+        cleaning = [change for change in x.changes if change.startswith("clean=")]
+        x.changes = [
+            *cleaning,
+            *shaped.changes,
+            *sorted(f"sent_again={rule}" for rule in allowed.done if rule != "reconnect"),
+        ]
+        x.thinking_asked = shaped.thinking_asked
+        x.thinking_edited = shaped.is_thinking_edited
+        x.max_tokens = shaped.max_tokens
+        return shaped
+
+    def _needs_usage(self, state: UpstreamState) -> bool:
+        setting = state.config.include_usage
+        return setting == "always" or (setting == "auto" and wants_usage(state.engine))
+
+    def _head(self, x: Exchange, prepared: Prepared, state: UpstreamState, length: int) -> bytes:
+        call = prepared.call
+        headers = [*prepared.headers, (b"x-request-id", x.attempt_id().encode("ascii"))]
+        headers.append((b"traceparent", sane_traceparent(first(call.headers, b"traceparent")) or x.traceparent()))
+        target = (state.config.base_path + prepared.rest).encode("latin-1")
+        if call.query:
+            target += b"?" + call.query
+        return request_head(call.method.encode("ascii"), target, state.head_lines, headers, length)
+
+    # one attempt
+
+    async def _attempt(
+        self, x: Exchange, prepared: Prepared, state: UpstreamState, shaped: Shaped, allowed: Allowed, leaving: Leaving
+    ) -> Result:
+        route = prepared.route
+        lease = await state.pool.acquire(fresh=allowed.fresh, timeout_s=route.config.timeouts.connect_ms / 1000)
+        try:
+            timeline = x.timeline
+            timeline.header = 0
+            timeline.slot_wait_ns += lease.wait_ns
+            timeline.connect_start, timeline.connect_end = lease.connect_start, lease.connect_end
+            if not lease.is_reused:
+                state.note_connect(lease.connect_end - lease.connect_start)
+            x.rtt_ns = state.rtt_ns
+            x.attempts += 1
+            kind = "reconnect" if allowed.fresh else "first" if x.attempts == 1 else "retry"
+            self._account.route(route.config.name).attempts[kind].inc()
+            relay = self._relay(x, prepared, state, shaped)
+            leaving.relay = relay
+            state.meters.inflight.inc()
+            try:
+                head = self._head(x, prepared, state, len(shaped.body))
+                result = await relay.run(lease.connection, head, shaped.body)
+            finally:
+                state.meters.inflight.dec()
+            leaving.relay = None
+            return result
+        finally:
+            state.pool.release(lease)
+
+    def _relay(self, x: Exchange, prepared: Prepared, state: UpstreamState, shaped: Shaped) -> Relay:
+        route = prepared.route
+        reader = x.reader = reader_for(x.kind)
+
+        def head_for(head: ResponseHead | None) -> Headers:
+            return response_headers(x, route, state, head, self._clock())
+
+        wants_trailer = x.is_stream and first(prepared.call.headers, b"x-gateway-timing") == b"trailer"
+        return Relay(
+            x,
+            prepared.call,
+            route.config,
+            reader,
+            UsageStripper() if shaped.is_usage_added and x.is_stream else None,
+            head_for,
+            self._clock,
+            (lambda: timing_comment(x)) if wants_trailer else None,
+        )
+
+    # after
+
+    def _again(
+        self, x: Exchange, prepared: Prepared, state: UpstreamState, shaped: Shaped, allowed: Allowed, result: Result
+    ) -> bool:
+        """Whether one of the rules sends it again; sets what the next sending may do."""
+        if prepared.call.is_gone or prepared.call.is_started:
+            return False
+        if result.kind == "lost":
+            assert result.lost is not None
+            allowed.fresh = result.lost.is_stale and allowed.once("reconnect")
+            return allowed.fresh
+        allowed.fresh = False
+        status, body = _refusal_of(x, result)
+        model = x.model or ""
+        if status == 400:
+            if shaped.is_thinking_edited and is_switch_rejected(status, body) and allowed.once("without_thinking"):
+                allowed.thinking = False
+                state.refuses_switch.add(model)
+                self._account.route(prepared.route.config.name).violations["switch_rejected"].inc()
+                log.warning(
+                    "upstream `%s` refuses the thinking switch for model `%s`; it is not sent there any more "
+                    "(hint: set `family` of the upstream)", state.name, model,
+                )  # fmt: skip
+                return True
+            if shaped.is_floor_raised and is_context_overflow(status, body) and allowed.once("floor_backed_off"):
+                allowed.floor = False
+                self._account.route(prepared.route.config.name).policy_changes["floor_backed_off"].inc()
+                return True
+            if shaped.is_usage_added and is_usage_rejected(status, body) and allowed.once("without_usage"):
+                allowed.usage = False
+                state.refuses_usage.add(model)
+                return True
+        if result.kind == "held" and status == 200 and self._verdicts.plain(x, result.body) == "burnt_by_thinking":
+            route = prepared.route.config
+            if route.rescue and x.kind in GENERATING and not x.is_stream and allowed.once("rescue"):
+                allowed.rescue = True
+                self._account.route(route.name).policy_changes["rescue"].inc()
+                return True
+        return False
+
+    def _outcome(self, x: Exchange, prepared: Prepared, state: UpstreamState, result: Result) -> Reply | None:
+        if result.kind == "gone":
+            raise ClientGone
+        if result.kind == "failed":
+            assert result.error is not None
+            raise result.error
+        if result.kind == "lost":
+            assert result.lost is not None
+            raise _error_of(result.lost, state.name)
+        if result.kind == "sent":
+            self._verdicts.stream(x, prepared.route, state)
+            return None
+        if result.kind == "stream_error":
+            return self._reply_to_stream_error(x, prepared, state, result)
+        return self._reply(x, prepared, state, result)
+
+    def _reply_to_stream_error(self, x: Exchange, prepared: Prepared, state: UpstreamState, result: Result) -> Reply:
+        """The stream's first event was an error and nothing went out: the caller gets it as a real status."""
+        error = x.reader.error if x.reader is not None else None
+        assert error is not None and result.head is not None
+        status = error.status or 502
+        x.settle("refused" if status < 500 else "upstream_error", "stream_error")
+        body = (
+            error.data
+            if _is_nested(error.data)
+            else orjson.dumps(
+                {
+                    "error": {
+                        "message": error.message,
+                        "type": "upstream_error",
+                        "param": None,
+                        "code": error.code or status,
+                    }
+                }
+            )
+        )
+        headers = [
+            f
+            for f in response_headers(x, prepared.route, state, result.head, self._clock())
+            if f[0] not in _STREAM_ONLY
+        ]
+        return Reply(status, [(b"content-type", b"application/json"), *headers], masked(body, state))
+
+    def _reply(self, x: Exchange, prepared: Prepared, state: UpstreamState, result: Result) -> Reply:
+        head, body = result.head, result.body
+        assert head is not None
+        status = head.status
+        if status < 400:
+            problem = self._verdicts.problem_of(x, head, body)
+            if problem is not None:
+                raise problem
+            status = self._verdicts.status_of(x, status)
+            self._verdicts.book_plain(x, prepared.route, state)
+        if status < 400:
+            x.settle("complete")
+        else:
+            x.settle("refused" if status < 500 else "upstream_error", "http_4xx" if status < 500 else "http_5xx")
+            body = masked(body, state)
+        return Reply(status, response_headers(x, prepared.route, state, head, self._clock()), body)
+
+
+_STREAM_ONLY = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))
+
+
+def timing_comment(x: Exchange) -> bytes:
+    """The request's times as a comment block after the end of its stream (`x-gateway-timing: trailer`)."""
+    timeline, reader = x.timeline, x.reader
+    if reader is not None:
+        timeline.event, timeline.token = reader.t_event, reader.t_token
+        timeline.visible, timeline.last = reader.t_visible, reader.t_last
+    segments = timeline.segments()
+    fields = {f"{name}_ms": round(value / 1e6, 3) for name, value in segments._asdict().items()}
+    total: dict[str, object] = {"request_id": x.request_id, "e2e_ms": round(segments.total / 1e6, 3)}
+    for name, value in (("ttft_ms", timeline.ttft_ns), ("ttfv_ms", timeline.ttfv_ns)):
+        if value is not None:
+            total[name] = round(value / 1e6, 3)
+    return b": timing " + orjson.dumps({**total, **fields}) + b"\n\n"
+
+
+def _refusal_of(x: Exchange, result: Result) -> tuple[int, bytes]:
+    """Status and body of an answer that is complete and unsent, also of an error that came inside a stream."""
+    if result.kind == "held" and result.head is not None:
+        return result.head.status, result.body
+    if result.kind == "stream_error" and x.reader is not None and x.reader.error is not None:
+        return x.reader.error.status, x.reader.error.data
+    return 0, b""
+
+
+def _is_nested(data: bytes) -> bool:
+    """Whether an error is already `{"error": {…}}`, the one shape that every SDK can read."""
+    try:
+        payload = orjson.loads(data)
+    except ValueError:
+        return False
+    return isinstance(payload, dict) and isinstance(payload.get("error"), dict)
+
+
+def _error_of(lost: Lost, name: str) -> GatewayError:
+    sentences = {
+        "eof_no_bytes": "closed the connection without an answer",
+        "reset_no_bytes": "reset the connection without an answer",
+        "eof_in_head": "broke off inside its response head",
+        "not_http": "does not answer in HTTP; is `url` right, and http or https?",
+        "body_cut": "broke off in the middle of its answer",
+        "reset_mid": "reset the connection in the middle of its answer",
+    }
+    what = sentences.get(lost.reason, f"broke the rules of HTTP: {lost.detail}")
+    return UpstreamBadResponse(f"Upstream `{name}` {what}. It may have crashed; see its log.", reason=lost.reason)

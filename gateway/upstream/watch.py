@@ -1,0 +1,132 @@
+"""Asks model servers how they are: health every few seconds, models on demand. Not on any request's path.
+
+httpx2 does the asking, without proxy variables from the environment and without following redirects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import httpx2
+
+from gateway.upstream.state import UpstreamState
+from gateway.wire.engines import detect_engine
+
+log = logging.getLogger("gateway.upstream")
+
+PROBE_EVERY_S = 5.0
+PROBE_TIMEOUT_S = 5.0
+MODELS_CACHE_S = 5.0
+MODELS_TIMEOUT_S = 3.0  # Open WebUI gives a whole model list 10 s; one slow server must not hide the others
+MAX_MODELS_BYTES = 4 * 1024 * 1024
+JITTER = 0.2
+
+ClientFactory = Callable[[UpstreamState], httpx2.AsyncClient]
+
+
+class Watch:
+    """Keeps `UpstreamState.is_up`, `.engine` and `.models` fresh."""
+
+    def __init__(self, *, loop_time: Callable[[], float], client: ClientFactory | None = None) -> None:
+        self._time = loop_time
+        self._client_for = client or make_client
+        self._clients: dict[str, httpx2.AsyncClient] = {}
+        self._models_at: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Lock] = {}
+
+    async def run(self, states: Callable[[], Iterable[UpstreamState]]) -> None:
+        """Probes all of them for ever; cancelled at shutdown."""
+        while True:
+            await asyncio.gather(*(self.probe(state) for state in states()))
+            await asyncio.sleep(PROBE_EVERY_S * random.uniform(1 - JITTER, 1 + JITTER))
+
+    async def probe(self, state: UpstreamState) -> bool:
+        """One health check; finds out the engine and its models when they are not known."""
+        problem: str | None = None
+        try:
+            response = await self._client(state).get("/health", timeout=PROBE_TIMEOUT_S)
+            if response.status_code in (404, 405):
+                response = await self._client(state).get("/v1/models", timeout=PROBE_TIMEOUT_S)
+            if response.status_code >= 500 or response.status_code in (404, 405):
+                problem = f"health check answered {response.status_code}"
+        except (httpx2.HTTPError, OSError) as error:
+            problem = type(error).__name__
+        self._note(state, problem)
+        if problem is None and (not state.is_engine_known or not state.models):
+            await self.models(state)
+        return problem is None
+
+    def _note(self, state: UpstreamState, problem: str | None) -> None:
+        was = state.is_up
+        state.is_up = problem is None
+        state.last_problem = problem
+        state.meters.up.set(1 if state.is_up else 0)
+        if was is not False and problem is not None:
+            state.down_since = self._time()
+            log.warning("upstream `%s` is down: %s", state.name, problem)
+        elif problem is None and was is not True:
+            state.down_since = None
+            log.info("upstream `%s` is up", state.name)
+
+    async def models(self, state: UpstreamState) -> tuple[dict[str, object], ...]:
+        """The server's model list, at most 5 s old; the last known one when it does not answer."""
+        lock = self._asking.setdefault(state.name, asyncio.Lock())
+        async with lock:
+            asked = self._models_at.get(state.name)
+            if asked is not None and self._time() - asked < MODELS_CACHE_S:
+                return state.models
+            self._models_at[state.name] = self._time()
+            try:
+                response = await self._client(state).get("/v1/models", timeout=MODELS_TIMEOUT_S)
+                payload: Any = response.json() if response.status_code == 200 else None
+            except (httpx2.HTTPError, OSError, ValueError):
+                return state.models
+            self._learn(state, payload, response)
+            return state.models
+
+    def _learn(self, state: UpstreamState, payload: Any, response: httpx2.Response) -> None:
+        if not isinstance(payload, dict) or not isinstance(payload.get("data"), list):
+            return
+        state.models = tuple(
+            entry for entry in payload["data"] if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        )
+        if state.config.engine == "auto":
+            headers = [(name.lower().encode(), value.encode()) for name, value in response.headers.items()]
+            state.engine = detect_engine(payload, headers)
+            state.is_engine_known = True
+
+    def _client(self, state: UpstreamState) -> httpx2.AsyncClient:
+        client = self._clients.get(state.name)
+        if client is None or str(client.base_url).rstrip("/") != state.config.url:
+            client = self._clients[state.name] = self._client_for(state)
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+        self._clients.clear()
+
+
+def make_client(state: UpstreamState) -> httpx2.AsyncClient:
+    """A client for probes: no environment, no redirects, one or two connections."""
+    config = state.config
+    headers = {"user-agent": "firsttoken-probe"}
+    if config.api_key is not None:
+        headers["authorization"] = f"Bearer {config.api_key.get_secret_value()}"
+    verify: Any = config.tls.verify
+    if config.is_tls and config.tls.verify and config.tls.ca_file:
+        import ssl
+
+        verify = ssl.create_default_context(cafile=config.tls.ca_file)
+    return httpx2.AsyncClient(
+        base_url=config.url,
+        headers=headers,
+        trust_env=False,
+        follow_redirects=False,
+        verify=verify,
+        limits=httpx2.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=3),
+    )
