@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,12 +46,16 @@ class Gateway:
         connect: Connect | None = None,
         probe_client: ClientFactory | None = None,
         source: Path | None = None,
+        listen_arguments: Mapping[str, object] | None = None,
+        auth: str | None = None,
         write_log: Callable[[dict[str, object]], None] | None = None,
         worker: int = 0,
     ) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
         self.clock = clock
         self.source = source
+        self.listen_arguments = listen_arguments or {}  # what the command line says instead of the file, also later
+        self.auth = auth
         self.worker = worker
         self.is_draining = False
         self.is_one_of_many = "PROMETHEUS_MULTIPROC_DIR" in os.environ
@@ -85,6 +89,7 @@ class Gateway:
 
     def is_control(self, path: str, port: int | None = None) -> bool:
         """Whether a path belongs to the control plane on the listener it came to."""
+        path = _canonical(path)
         is_known = path in CONTROL_PATHS or path.startswith("/gateway/")
         admin = self.admin_port
         if admin is None or port is None:
@@ -97,7 +102,7 @@ class Gateway:
         elif scope["type"] != "http":
             raise RuntimeError(f"only http is served, not {scope['type']}")
         elif self.is_control(scope["path"]) or (scope.get("server") or (None, None))[1] == self.admin_port is not None:
-            await self._control(scope, receive, send)
+            await self._control({**scope, "path": _canonical(scope["path"])}, receive, send)
         else:
             await asgi.serve(self.proxy, scope, receive, send, self.clock)
 
@@ -121,6 +126,7 @@ class Gateway:
         for state in self.runtime.upstreams.values():
             state.pool.abort()
         await self.watch.close()
+        self.metrics.flush()
 
     def begin_drain(self) -> None:
         """From now on not ready; what runs goes on."""
@@ -133,6 +139,7 @@ class Gateway:
             settings, self.account, self.clock, connect=self._connect, previous=old, header=header_value
         )
         old.retire(self.proxy.runtime)
+        self.account.keep_only(self.runtime.routes.keys(), self.runtime.upstreams.keys())
         self.metrics.reloads["ok"].inc()
         log.info("configuration reloaded: %d routes, %d upstreams", len(settings.routes), len(settings.upstreams))
 
@@ -148,3 +155,10 @@ class Gateway:
             await send({"type": f"lifespan.{step}.complete"})
             if step == "shutdown":
                 return
+
+
+def _canonical(path: str) -> str:
+    """A control path without doubled or trailing slashes, which people's probes and browsers add."""
+    if "//" not in path and not path.endswith("/"):
+        return path
+    return "/" + "/".join(part for part in path.split("/") if part)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from gateway.direct import too_large
+from gateway.direct import no_room, too_large
 from gateway.errors import GatewayError
 from gateway.exchange import CallWatcher, ClientGone
 from gateway.wire.headers import Headers
@@ -45,6 +45,7 @@ class AsgiCall:
         self._gone = False
         self._ended = False
         self._limit: int | None = None
+        self._take_room: Callable[[int], bool] | None = None
         self._body: list[bytes] = []
         self._size = 0
         self._body_error: GatewayError | None = None
@@ -58,10 +59,13 @@ class AsgiCall:
     def is_gone(self) -> bool:
         return self._gone
 
-    async def read_body(self, limit: int) -> bytes:
+    async def read_body(self, limit: int, take: Callable[[int], bool]) -> bytes:
         self._limit = limit
+        self._take_room = take
         if self._size > limit:
             raise too_large(limit)
+        if not take(self._size):
+            raise no_room()
         await self._body_done.wait()
         if self._body_error is not None:
             raise self._body_error
@@ -141,16 +145,24 @@ class AsgiCall:
 
     def _take(self, message: Message) -> None:
         data = message.get("body", b"")
+        if self._body_error is not None:
+            return
         self._size += len(data)
         if self._limit is not None and self._size > self._limit:
-            self._body_error = too_large(self._limit)
-            self._body.clear()
-            self._body_done.set()
+            self._refuse_body(too_large(self._limit))
+        elif self._take_room is not None and not self._take_room(len(data)):
+            self._refuse_body(no_room())
         else:
             self._body.append(data)
         if not message.get("more_body", False):
             self.body_ns = self._clock()
             self._body_done.set()
+
+
+    def _refuse_body(self, error: GatewayError) -> None:
+        self._body_error = error
+        self._body.clear()
+        self._body_done.set()
 
 
 async def serve(proxy: Proxy, scope: Scope, receive: Receive, send: Send, clock: Callable[[], int]) -> None:

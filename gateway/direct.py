@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from gateway.errors import BodyTooLarge, GatewayError
+from gateway.errors import BodyTooLarge, GatewayError, Overloaded
 from gateway.exchange import CallWatcher, ClientGone
 from gateway.wire.headers import Headers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.server import GatewayProtocol
 
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -25,9 +27,10 @@ class DirectCall:
     """See `exchange.Call`."""
 
     __slots__ = (
-        "_body", "_body_error", "_chunked", "_head", "_limit", "_protocol", "_remaining", "_size", "_waiter", "_watcher",
-        "body_ns", "disconnected", "expects_continue", "headers", "is_paused", "is_started", "keep_alive", "method",
-        "more_body", "path", "query", "received_ns", "response_complete", "stalled",
+        "_body", "_body_error", "_chunked", "_head", "_is_open_ended", "_limit", "_protocol", "_size", "_take",
+        "_waiter", "_watcher",
+        "body_ns", "disconnected", "expects_continue", "headers", "is_http10", "is_paused", "is_started", "keep_alive",
+        "method", "more_body", "path", "query", "received_ns", "response_complete", "stalled",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +45,7 @@ class DirectCall:
         self.body_ns = 0
         self.more_body = True
         self.keep_alive = True
+        self.is_http10 = False
         self.expects_continue = False
         self.disconnected = False
         self.response_complete = False
@@ -52,11 +56,12 @@ class DirectCall:
         self._size = 0
         self._limit = protocol._listen.max_body_bytes
         self._body_error: GatewayError | None = None
+        self._take: Callable[[int], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._watcher: CallWatcher | None = None
         self._head = b""
         self._chunked = False
-        self._remaining = 0
+        self._is_open_ended = False  # neither length nor chunks: the body ends with the connection
 
     def __repr__(self) -> str:
         return f"<DirectCall {self.method} {self.path}{' gone' if self.disconnected else ''}>"
@@ -67,20 +72,23 @@ class DirectCall:
 
     # Reading
 
-    async def read_body(self, limit: int) -> bytes:
+    async def read_body(self, limit: int, take: Callable[[int], bool]) -> bytes:
         """The whole body, joined once. The caller's announced length is judged before a byte is kept."""
         self._limit = limit
+        self._take = take
         announced = self._announced_length()
         if announced is not None and announced > limit:
             raise too_large(limit)
         if self._size > limit:
             self._body_error = too_large(limit)
+        elif not take(self._size):
+            self._body_error = no_room()
         while self.more_body:
             if self.disconnected:
                 raise ClientGone
             if self._body_error is not None:
                 raise self._body_error
-            if self.expects_continue:
+            if self.expects_continue and not self._size:
                 self.expects_continue = False
                 self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._waiter = self._protocol.loop.create_future()
@@ -101,18 +109,24 @@ class DirectCall:
         return None
 
     def body_arrived(self, data: bytes) -> None:
+        if self._body_error is not None:
+            return
         self._size += len(data)
         if self._size > self._limit:
             self._body.clear()
             self.refuse_body(too_large(self._limit))
             return
+        if self._take is not None and not self._take(len(data)):
+            self._body.clear()
+            self.refuse_body(no_room())
+            return
         self._body.append(data)
-        self._protocol.body_progressed()
+        self._protocol.body_progressed(self)
 
     def body_complete(self, now: int) -> None:
         self.more_body = False
         self.body_ns = now
-        self._protocol.body_finished()
+        self._protocol.body_finished(self)
         self._wake()
 
     def refuse_body(self, error: GatewayError) -> None:
@@ -158,12 +172,13 @@ class DirectCall:
         lines += [b"%b: %b\r\n" % field for field in headers]
         bodiless = status in (204, 304)
         if length is not None and not bodiless:
-            self._remaining = length
             lines.append(b"content-length: %d\r\n" % length)
+        elif self.is_http10 and not bodiless:
+            self._is_open_ended = True
         elif not bodiless:
             self._chunked = True
             lines.append(b"transfer-encoding: chunked\r\n")
-        if not self.keep_alive or self.more_body:
+        if not self.keep_alive or self.more_body or self._protocol.is_last(self):
             self.keep_alive = False
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
@@ -205,12 +220,27 @@ class DirectCall:
             self._protocol.on_response_complete()
 
     def abort(self) -> None:
+        if self.response_complete:
+            return
         self.response_complete = True
         self._watcher = None
-        if not self.disconnected:
-            self.flush()
-            self._protocol.call = None
+        if self.disconnected:
+            return
+        self.flush()
+        if self._is_open_ended:  # only a reset tells this caller that something is missing
+            self._protocol.transport.abort()
+        else:
             self._protocol.transport.close()
+        self._protocol.on_response_complete()
+
+
+def no_room() -> Overloaded:
+    """503: the bodies of all requests together are at their limit."""
+    return Overloaded(
+        "The gateway holds as many request bytes as it may (`listen.max_buffered_mb`); try again.",
+        reason="buffered_bytes",
+        retry_after_s=1,
+    )
 
 
 def too_large(limit: int) -> BodyTooLarge:

@@ -15,6 +15,8 @@ from gateway.timing.timeline import Timeline
 from gateway.wire.headers import Headers, first, sane_request_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.metrics import Outcome
     from gateway.wire.kinds import Kind
     from gateway.wire.plain import PlainAnswer
@@ -47,8 +49,11 @@ class Call(Protocol):
     def is_gone(self) -> bool: ...
     @property
     def is_started(self) -> bool: ...
-    async def read_body(self, limit: int) -> bytes:
-        """The whole body. Raises `ClientGone`, `BodyTooLarge`, `ClientTooSlow`."""
+    async def read_body(self, limit: int, take: Callable[[int], bool]) -> bytes:
+        """The whole body. `take` is told of bytes as they come and says whether there is room for them.
+
+        Raises `ClientGone`, `BodyTooLarge`, `ClientTooSlow`, `Overloaded`.
+        """
 
     def watch(self, watcher: CallWatcher | None) -> None: ...
     def start(self, status: int, headers: Headers, length: int | None) -> None:
@@ -61,11 +66,41 @@ class Call(Protocol):
         """Cuts the connection so that the caller sees an incomplete answer."""
 
 
+class Room:
+    """Request bytes that are held now, those of all requests together."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held = 0
+
+
+class Share:
+    """One request's part of the room: taken as its body arrives, given back once nobody needs the body any more."""
+
+    __slots__ = ("_limit", "_room", "size")
+
+    def __init__(self, room: Room, limit: int) -> None:
+        self._room = room
+        self._limit = limit
+        self.size = 0
+
+    def take(self, size: int) -> bool:
+        """False: the room is full, and the request must be refused."""
+        self.size += size
+        self._room.held += size
+        return self._room.held <= self._limit
+
+    def give_back(self) -> None:
+        self._room.held -= self.size
+        self.size = 0
+
+
 class Exchange:
     """Everything known about one request. Filled by the phases of `proxy.py`, read by `account.py`."""
 
     __slots__ = (
-        "api", "attempts", "body_bytes", "budget_action", "changes", "cleaned", "error", "is_stream", "key_name", "kind",
+        "api", "attempts", "body_bytes", "budget_action", "changes", "cleaned", "cors", "error", "is_stream", "key_name", "kind",
         "max_tokens", "model", "outcome", "path", "plain", "reader", "reason", "request_id", "route", "rtt_ns", "status",
         "thinking_asked", "thinking_edited", "timeline", "trace_id", "upstream", "upstream_model", "verdict",
     )  # fmt: skip
@@ -97,6 +132,7 @@ class Exchange:
         self.status = 0
         self.outcome: Outcome | None = None
         self.reason: str | None = None
+        self.cors: Headers | None = None  # fields for pages of other origins; None: nothing to add
         self.error: GatewayError | None = None
         self.verdict: str | None = None
 

@@ -6,10 +6,12 @@ and writing costs nothing on its path. What does not fit is dropped and counted 
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from typing import Literal, TextIO
 
@@ -17,6 +19,7 @@ import orjson
 
 MAX_LINES = 10_000
 FLUSH_EVERY_S = 0.1
+MAX_CAUSES = 8
 _TEXT_FIELDS = ("ttft_ms", "ttfv_ms", "e2e_ms", "prompt_tokens", "completion_tokens", "reasoning_tokens")
 
 
@@ -40,14 +43,18 @@ class LogWriter(logging.Handler):
         self._lines.append(record)
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):  # the words and the values do not fit: a mistake of ours, not a reason to fail
+            message = str(record.msg)
         line: dict[str, object] = {
             "time": record.created,
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": one_line(message),
         }
-        if record.exc_info:
-            line["traceback"] = logging.Formatter().formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1] is not None:
+            line["traceback"] = where_of(record.exc_info[1])
         self.write(line)
 
     def close(self) -> None:
@@ -63,17 +70,17 @@ class LogWriter(logging.Handler):
 
     def _flush_lines(self) -> None:
         pieces: list[str] = []
+        if self._dropped:
+            self._lines.append({"level": "warning", "logger": __name__, "message": f"{self._dropped} log lines dropped"})
+            self._dropped = 0
         while self._lines:
             line = self._lines.popleft()
             pieces.append(as_json(line) if self._is_json else as_text(line))
-        if self._dropped:
-            pieces.append(f'{{"level":"warning","message":"{self._dropped} log lines dropped"}}')
-            self._dropped = 0
         if pieces:
             try:
                 self._stream.write("\n".join(pieces) + "\n")
                 self._stream.flush()
-            except (OSError, ValueError):
+            except (OSError, ValueError):  # ValueError: the stream was closed
                 self._dropped += len(pieces)
 
 
@@ -81,7 +88,10 @@ def as_json(line: dict[str, object]) -> str:
     """One line of JSON; unknown values are absent."""
     known = {key: value for key, value in line.items() if value is not None}
     known["time"] = _stamp(line.get("time"))
-    return orjson.dumps(known, default=str).decode()
+    try:
+        return orjson.dumps(known, default=str).decode()
+    except TypeError:  # half a surrogate pair in a name, or a number beyond 64 bits
+        return json.dumps(known, default=str)
 
 
 def as_text(line: dict[str, object]) -> str:
@@ -99,6 +109,22 @@ def as_text(line: dict[str, object]) -> str:
     if isinstance(changes, list) and changes:
         extras.append(",".join(map(str, changes)))
     return f"{when} {line.get('status') or '---'} {line.get('outcome')} {where} {line.get('model') or ''} {numbers} {' '.join(extras)}".rstrip()
+
+
+def one_line(text: str) -> str:
+    """Text that cannot begin a line of its own in a log, nor say what UTF-8 cannot."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def where_of(error: BaseException) -> str:
+    """Kinds and places of an exception and its causes. Never their words, which may quote a prompt or a key."""
+    pieces: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(pieces) < MAX_CAUSES:
+        frames = "".join(traceback.format_tb(cause.__traceback__)).rstrip()
+        pieces.append(f"{type(cause).__module__}.{type(cause).__qualname__}\n{frames}".rstrip())
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\ncaused by ".join(pieces)
 
 
 def _stamp(seconds: object) -> str:

@@ -7,13 +7,15 @@ A request touches some thirty numbers. prometheus_client takes a lock for each, 
 to a file; together that was a third of our CPU per request. So requests add to plain numbers here (`Count`, `Level`,
 `Distribution`), and `Metrics.flush` carries what has changed to prometheus_client: before every page, and with
 several workers ten times a second.
+
+The page of a single process is written from these numbers too (`web/exposition.py`).
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -178,40 +180,41 @@ class Distribution:
     prometheus_client has no bulk add; its children keep `_buckets` and `_sum` in both of its modes alike.
     """
 
-    __slots__ = ("_bounds", "_buckets", "_counts", "_is_dirty", "_sum", "_total")
+    __slots__ = ("_bounds", "_buckets", "_flushed", "_is_dirty", "_sum", "counts", "total")
 
     def __init__(self, child: Histogram) -> None:
         self._bounds: list[float] = child._upper_bounds[:-1]
         self._buckets = child._buckets
         self._sum = child._sum
-        self._counts = [0] * len(self._buckets)
-        self._total = 0.0
+        self._flushed = ([0] * len(self._buckets), 0.0)
         self._is_dirty = False
+        self.counts = [0] * len(self._buckets)  # per bucket, +Inf last, not cumulative
+        self.total = 0.0  # seconds
 
     def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._total += seconds
+        self.counts[bisect_left(self._bounds, seconds)] += 1
+        self.total += seconds
         self._is_dirty = True
 
     def add(self, counts: Iterable[int], total_s: float) -> None:
         """Adds a count per bucket (same bounds, +Inf last) and their sum in seconds."""
-        own = self._counts
+        own = self.counts
         for index, count in enumerate(counts):
             if count:
                 own[index] += count
-        self._total += total_s
+        self.total += total_s
         self._is_dirty = True
 
     def flush(self) -> None:
         if not self._is_dirty:
             return
         self._is_dirty = False
-        for index, count in enumerate(self._counts):
-            if count:
-                self._buckets[index].inc(count)
-                self._counts[index] = 0
-        self._sum.inc(self._total)
-        self._total = 0.0
+        old_counts, old_total = self._flushed
+        for bucket, old, new in zip(self._buckets, old_counts, self.counts, strict=True):
+            if new != old:
+                bucket.inc(new - old)
+        self._sum.inc(self.total - old_total)
+        self._flushed = (self.counts.copy(), self.total)
 
 
 class Metrics:
@@ -253,6 +256,14 @@ class Metrics:
             if label in spec.labels:
                 self._all[spec.name].remove_by_labels({label: value})
         self._meters = {key: meter for key, meter in self._meters.items() if not _is_about(key, label, value)}
+
+    def series(self) -> Iterator[tuple[Spec, list[tuple[tuple[str, ...], Count | Level | Distribution]]]]:
+        """Every metric with its series, as label values and the meter that counts."""
+        found: dict[str, list[tuple[tuple[str, ...], Count | Level | Distribution]]] = {spec.name: [] for spec in SPECS}
+        for (name, labels), meter in self._meters.items():
+            found[name].append((labels, meter))
+        for spec in SPECS:
+            yield spec, found[spec.name]
 
     def count(self, name: str, *labels: str) -> Count:
         known = self._meters.get((name, labels))

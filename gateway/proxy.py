@@ -28,13 +28,13 @@ from gateway.errors import (
     body_of,
     headers_of,
 )
-from gateway.exchange import ClientGone, Exchange
+from gateway.exchange import ClientGone, Exchange, Room, Share
 from gateway.policy.balance import Candidate, order
 from gateway.policy.routes import canonical_hint, may_use, normalise_path
-from gateway.reply import Reply, held_bytes
+from gateway.reply import Reply, known_fields
 from gateway.sending import Prepared, Sender
 from gateway.wire.body import DECISIVE, RequestBody, read_object
-from gateway.wire.headers import for_upstream
+from gateway.wire.headers import for_upstream, label_value
 from gateway.wire.kinds import Kind, kind_of
 from gateway.wire.opaque import model_in, readable
 from gateway.wire.thinking import strip_nothinking
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.account import Account
-    from gateway.config import Key
+    from gateway.config import Key, Route
     from gateway.exchange import Call
     from gateway.relay import Relay
     from gateway.runtime import RouteState, Runtime
@@ -65,8 +65,13 @@ class Proxy:
         self._watch = watch
         self._clock = clock
         self._sender = Sender(account, clock)
+        self._room = Room()
         self.running = 0
-        self.buffered_bytes = 0  # request bodies held now
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of request bodies that are held now."""
+        return self._room.held
 
     async def handle(self, call: Call) -> None:
         """One request, from its head to its account. Never raises but for the cancellation of its task from outside."""
@@ -95,28 +100,30 @@ class Proxy:
         finally:
             self.running -= 1
             call.watch(None)
-            self._account.close(x, self._clock())
+            self._book(x)
 
     async def _serve(self, x: Exchange, call: Call, leaving: Leaving) -> None:
         runtime = self.runtime
+        if runtime.cors is not None and runtime.cors.answer(x, call):
+            return
         path = self._accept(x, call, runtime)
         key = self._identify(x, call, runtime)
         if endpoint_of(path) == "models":
             await answer_models(x, call, runtime, self._watch, key, path)
             return
-        raw = await self._read(x, call, runtime)
-        held = len(raw)
-        self.buffered_bytes += held
+        share = Share(self._room, runtime.settings.listen.max_buffered_bytes)
         try:
+            raw = await self._read(x, call, runtime, share)
             call.watch(leaving)
             body = self._understand(x, call, raw)
             route, rest = self._match(x, call, path, body, runtime)
             self._admit(key, route)
-            prepared = Prepared(route, rest, raw, body, for_upstream(call.headers), call)
-            del raw, body
+            unread = raw if body is None else b""  # else `body` is all that is needed of it
+            prepared = Prepared(route, rest, unread, body, for_upstream(call.headers), call, share)
+            del raw, body, unread
             reply = await self._try_upstreams(x, prepared, leaving)
         finally:
-            self.buffered_bytes -= held
+            share.give_back()
         if reply is not None:
             reply.send(x, call, self._clock())
 
@@ -124,13 +131,10 @@ class Proxy:
 
     def _accept(self, x: Exchange, call: Call, runtime: Runtime) -> str:
         """The path as routes know it, with the kind of endpoint noted. Nothing was read yet."""
-        path = normalise_path(call.path)
+        path = normalise_path(call.path) or _path_of_model(call.path)
         endpoint = endpoint_of(path) if path is not None else None
         if path is None or (endpoint is None and not _is_open(path, runtime)):
-            hint = canonical_hint(call.path) or (
-                "Inference endpoints are under /v1; a server's admin paths are closed unless a route opens them."
-            )
-            raise NoRoute(f"There is no such path here. {hint}", reason="unknown_path")
+            raise _no_such_path(call.path)
         x.kind = kind_below(path) or "opaque"
         if x.kind == "messages" or path.endswith("/v1/messages/count_tokens"):
             x.api = "anthropic"
@@ -157,16 +161,8 @@ class Proxy:
 
     # read
 
-    async def _read(self, x: Exchange, call: Call, runtime: Runtime) -> bytes:
-        limit = runtime.settings.listen.max_body_bytes
-        room = runtime.settings.listen.max_buffered_bytes
-        if self.buffered_bytes > room:
-            raise Overloaded(
-                "The gateway holds as many request bytes as it may (`listen.max_buffered_mb`); try again.",
-                reason="buffered_bytes",
-                retry_after_s=1,
-            )
-        raw = await call.read_body(limit)
+    async def _read(self, x: Exchange, call: Call, runtime: Runtime, share: Share) -> bytes:
+        raw = await call.read_body(runtime.settings.listen.max_body_bytes, share.take)
         x.timeline.body = call.body_ns
         x.body_bytes = len(raw)
         return raw
@@ -194,10 +190,12 @@ class Proxy:
                 found = runtime.table.find(path, plain, call.headers, x.key_name)
         if found is None:
             names = ", ".join(f"`{name}`" for name in runtime.table.model_names()[:8])
-            what = f"model `{x.model}`" if x.model else "this path"
+            what = f"model `{label_value(x.model)}`" if x.model else "this path"
             raise NoRoute(
                 f"No route takes {what}." + (f" Known models: {names}." if names else " See `firsttoken check`.")
             )
+        if not _is_served(found.rest, found.route):
+            raise _no_such_path(call.path)
         x.route = found.route.name
         return runtime.routes[found.route.name], found.rest
 
@@ -244,7 +242,7 @@ class Proxy:
             return
         x.status = error.status
         body = body_of(error, x.api, x.request_id)
-        headers = [*headers_of(error), (b"x-request-id", x.request_id.encode("ascii")), *held_bytes(x, self.runtime)]
+        headers = [*headers_of(error), (b"x-request-id", x.request_id.encode("ascii")), *known_fields(x, self.runtime)]
         call.start(error.status, headers, len(body))
         call.write(body)
         call.end()
@@ -253,7 +251,14 @@ class Proxy:
         """A request that was not even valid HTTP: answered and accounted like any other."""
         x = Exchange(call)
         self._refuse(x, call, error)
-        self._account.close(x, self._clock())
+        self._book(x)
+
+    def _book(self, x: Exchange) -> None:
+        """Its answer is out already: what goes wrong here must not become the caller's trouble, nor stop the rest."""
+        try:
+            self._account.close(x, self._clock())
+        except Exception as error:
+            log.exception("request %s could not be booked", x.request_id, exc_info=error)
 
 
 class Leaving:
@@ -325,6 +330,25 @@ def kind_below(path: str) -> Kind | None:
             return kind
         slash = path.find("/", slash + 1)
     return None
+
+
+def _path_of_model(path: str) -> str | None:
+    """The path of one model's entry, whose name may hold what no other path may (`org%2Fname`); it never goes upstream."""
+    before, mark, name = path.partition("/v1/models/")
+    canonical = normalise_path(before + "/v1/models") if mark else None
+    return f"{canonical}/{name}" if canonical is not None and name else None
+
+
+def _no_such_path(path: str) -> NoRoute:
+    hint = canonical_hint(path) or (
+        "Inference endpoints are under /v1; a server's admin paths are closed unless a route opens them."
+    )
+    return NoRoute(f"There is no such path here. {hint}", reason="unknown_path")
+
+
+def _is_served(rest: str, route: Route) -> bool:
+    """Whether the path that would go upstream is one that may: what stands before it was the route's prefix or nothing."""
+    return kind_of(rest) is not None or rest.startswith("/v1/responses/") or rest in route.open_paths
 
 
 def _is_open(path: str, runtime: Runtime) -> bool:

@@ -65,7 +65,7 @@ class Relay:
 
     __slots__ = (
         "_body_size", "_call", "_clock", "_connection", "_exchange", "_head", "_head_for", "_held", "_loop", "_opaque", "_progress",
-        "_raw", "_route", "_seen_events", "_state", "_stripper", "_timer", "_to_trailer", "reader", "result",
+        "_raw", "_route", "_seen_others", "_state", "_stripper", "_timer", "_to_trailer", "reader", "result",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +96,7 @@ class Relay:
         self._body_size = 0
         self._raw = False  # compressed or of no kind that we read: relayed, not looked at
         self._opaque = exchange.kind == "opaque"
-        self._seen_events = 0
+        self._seen_others = 0
         self._timer: asyncio.TimerHandle | None = None
         self._progress = Progress(received=exchange.timeline.recv, started=clock(), is_stream=exchange.is_stream)
 
@@ -116,7 +116,7 @@ class Relay:
             if not self.result.done():
                 connection.send(head, body, self)
                 if getattr(self._call, "is_paused", False):
-                    connection.pause_reading()
+                    self.on_client_paused()
             del body
             return await self.result
         finally:
@@ -143,13 +143,12 @@ class Relay:
     def on_body(self, data: bytes, now: int) -> None:
         if self._state == "passing":
             self._body_size += len(data)
-            stripper = self._stripper
-            if stripper is None:
-                self._call.write(data if b"[DONE]" not in data else _until_done(data))
-            else:
-                self._call.write(stripper.feed(data))
             if self._raw:
+                self._call.write(data)
                 return
+            stripper = self._stripper
+            passed = data if stripper is None else stripper.feed(data)
+            self._call.write(passed if b"[DONE]" not in passed else _until_done(passed))
             reader = self.reader
             reader.feed(data, now)
             if reader.is_done:
@@ -164,6 +163,9 @@ class Relay:
         elif self._is_event_stream:
             self._stream_ended(now)
         elif self._state == "held":
+            if self._is_sse_committed and self._head is not None and self._head.status < 400:
+                self._fail(_mode_mismatch(), now)
+                return
             self._exchange.timeline.end = now
             self._finish(Result("held", self._head, b"".join(self._held)))
         else:
@@ -202,6 +204,7 @@ class Relay:
 
     def on_client_resumed(self) -> None:
         self._progress.is_paused = False
+        self._progress.last_event = self._clock()  # the silence until now was not the upstream's
         if self._connection is not None:
             self._connection.resume_reading()
 
@@ -227,7 +230,12 @@ class Relay:
     def _judge(self, head: ResponseHead) -> GatewayError | None:
         """Why this head cannot be relayed, if so."""
         encoding = head.get(b"content-encoding")
-        self._raw = self._opaque or (encoding is not None and encoding.lower() != b"identity")
+        is_coded = encoding is not None and encoding.lower() != b"identity"
+        self._raw = self._opaque or is_coded
+        if is_coded and self._is_sse_committed and head.status < 400:
+            return UpstreamBadResponse(
+                "The model server compressed its stream although `identity` was asked for.", reason="content_encoding"
+            )
         if 300 <= head.status < 400:
             return UpstreamBadResponse(
                 "The model server answered with a redirect, which is never followed; check `url` of the upstream.",
@@ -283,9 +291,10 @@ class Relay:
         data = b"".join(self._held) if len(self._held) != 1 else self._held[0]
         self._held.clear()
         self._state = "passing"
-        if not self._is_event_stream:
-            self._stripper = None
-        self._call.write(data if self._stripper is None else self._stripper.feed(data))
+        if self._raw or not self._is_event_stream:  # bytes that must not be looked into, nor added to
+            self._stripper = self._to_trailer = None
+        passed = data if self._stripper is None else self._stripper.feed(data)
+        self._call.write(passed if self._raw or b"[DONE]" not in passed else _until_done(passed))
         self._progress.last_write = now
 
     # Ends
@@ -303,6 +312,7 @@ class Relay:
     def _stream_ended(self, now: int) -> None:
         """End of the upstream's body without its end mark."""
         reader = self.reader
+        was_open = reader.is_open  # closing it forgets
         reader.close(now)
         if self._state == "held":
             if reader.error is not None and not self._is_sse_committed:
@@ -324,7 +334,9 @@ class Relay:
         elif reader.error is not None:
             self._exchange.timeline.end = now
             self._exchange.settle("upstream_error", "stream_error")
-            self._call.write(b"data: [DONE]\n\n" if self._exchange.api == "openai" else b"")
+            self._flush_stripper()
+            done = b"data: [DONE]\n\n" if self._exchange.api == "openai" else b""
+            self._call.write(b"\n\n" + done if was_open else done)
             self._close_client_stream()
             self._finish(Result("sent"))
         else:
@@ -334,14 +346,18 @@ class Relay:
                 ),
                 now,
                 outcome="upstream_truncated",
+                is_open=was_open,
             )
 
     def _error_reason(self) -> str | None:
         return "stream_error" if self.reader.error is not None else None
 
-    def _close_client_stream(self) -> None:
+    def _flush_stripper(self) -> None:
         if self._stripper is not None:
             self._call.write(self._stripper.finish())
+
+    def _close_client_stream(self) -> None:
+        self._flush_stripper()
         if self._to_trailer is not None:
             self._call.write(self._to_trailer())
         self._call.end()
@@ -359,7 +375,7 @@ class Relay:
             self._exchange.timeline.end = now
             self._finish(Result("failed", self._head, error=error), close=True)
 
-    def _break(self, error: GatewayError, now: int, outcome: str | None = None) -> None:
+    def _break(self, error: GatewayError, now: int, outcome: str | None = None, *, is_open: bool = False) -> None:
         """A started answer goes wrong: one error event for a stream, a visible cut for anything else."""
         exchange = self._exchange
         exchange.timeline.end = now
@@ -372,8 +388,8 @@ class Relay:
             exchange.settle("internal_error", error.reason)
         else:
             exchange.settle("upstream_error" if isinstance(error, UpstreamError) else "refused", error.reason)
-        if self._is_event_stream or self._is_sse_committed:
-            opening = b"\n\n" if self.reader.is_open else b""
+        if (self._is_event_stream or self._is_sse_committed) and not (self._raw and self._state == "passing"):
+            opening = b"\n\n" if is_open or self.reader.is_open else b""
             self._call.write(opening + event_of(error, exchange.api))
             if self._to_trailer is not None:
                 self._call.write(self._to_trailer())
@@ -421,13 +437,20 @@ class Relay:
         if not progress.is_stream:
             return
         progress.token = reader.t_token or (now if self._raw and self._state == "passing" else 0)
-        seen = reader.events + reader.comments + (self._body_size if self._raw else 0)
-        if seen != self._seen_events:
-            self._seen_events = seen
-            progress.last_event = now
-            progress.last_write = max(progress.last_write, now if self._state == "passing" else 0)
+        # Tokens are stamped as they come; whatever else came since the last look is taken to have come just now.
+        last, others = reader.t_last, reader.events - reader.token_events + reader.comments
+        if self._raw:
+            others = self._body_size
+        if others != self._seen_others:
+            self._seen_others = others
+            last = now
+        if last > progress.last_event:
+            progress.last_event = last
+            if self._state == "passing":
+                progress.last_write = max(progress.last_write, last)
         progress.can_beat = (
             not self._raw
+            and (self._head is None or (self._is_event_stream and self._head.status < 400))
             and not reader.is_open
             and not reader.saw_id
             and self._exchange.kind in ("chat", "completions", "messages", "responses")

@@ -40,17 +40,21 @@ def response_headers(
     timing = server_timing(x.timeline, now)
     if timing:
         passed.append((b"server-timing", timing))
+    if x.cors is not None:
+        passed += x.cors
     return passed
 
 
-def held_bytes(x: Exchange, runtime: Runtime) -> Headers:
+def known_fields(x: Exchange, runtime: Runtime) -> Headers:
     """What is known of a refused request: its route and upstream, if it got that far."""
-    fields: Headers = []
+    fields: Headers = list(x.cors or ())
     if x.route is not None and x.route in runtime.routes:
         fields.append((b"x-gateway-route", runtime.routes[x.route].name_header))
     if x.upstream is not None:
         fields.append((b"x-gateway-upstream", header_value(x.upstream)))
         fields.append((b"x-gateway-attempts", b"%d" % x.attempts))
+    if x.changes:
+        fields.append((b"x-gateway-changes", header_value(", ".join(x.changes))))
     return fields
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gateway.cors import CorsRules
 from gateway.policy.admission import KeyRing
 from gateway.policy.routes import RouteTable, compile_routes
 from gateway.upstream.state import UpstreamState
@@ -48,6 +49,7 @@ class Runtime:
     ) -> None:
         self.settings = settings
         self.keys = KeyRing(settings.keys)
+        self.cors = CorsRules(settings.cors) if settings.cors.origins else None
         self.table: RouteTable = compile_routes(settings)
         self.upstreams: dict[str, UpstreamState] = {}
         for name, config in settings.upstreams.items():

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.account import Account
-    from gateway.exchange import Call, Exchange
+    from gateway.exchange import Call, Exchange, Share
     from gateway.proxy import Leaving
     from gateway.runtime import RouteState
     from gateway.upstream.connection import Lost
@@ -58,7 +58,15 @@ class Prepared:
     body: RequestBody | None  # None: relayed unread
     headers: Headers
     call: Call
+    share: Share
     is_cleaned: bool = False
+    shaped: Shaped | None = None  # of the attempt that runs
+
+    def free(self) -> None:
+        """The answer has begun, so nothing will be sent again: a body is not held for the length of a stream (C079)."""
+        self.raw = b""
+        self.body = self.shaped = None
+        self.share.give_back()
 
 
 @dataclass(slots=True)
@@ -95,9 +103,9 @@ class Sender:
         model = x.model or ""
         allowed = Allowed(thinking=model not in state.refuses_switch, usage=model not in state.refuses_usage)
         while True:  # ends: every rule sends again once at most
-            shaped = self._shape(x, prepared, state, allowed)
-            result = await self._attempt(x, prepared, state, shaped, allowed, leaving)
-            if not self._again(x, prepared, state, shaped, allowed, result):
+            prepared.shaped = self._shape(x, prepared, state, allowed)
+            result = await self._attempt(x, prepared, prepared.shaped.body, state, allowed, leaving)
+            if not self._again(x, prepared, state, allowed, result):
                 return self._outcome(x, prepared, state, result)
 
     # before
@@ -160,9 +168,10 @@ class Sender:
     # one attempt
 
     async def _attempt(
-        self, x: Exchange, prepared: Prepared, state: UpstreamState, shaped: Shaped, allowed: Allowed, leaving: Leaving
+        self, x: Exchange, prepared: Prepared, body: bytes, state: UpstreamState, allowed: Allowed, leaving: Leaving
     ) -> Result:
         route = prepared.route
+        x.plain = None  # of an earlier attempt
         lease = await state.pool.acquire(fresh=allowed.fresh, timeout_s=route.config.timeouts.connect_ms / 1000)
         try:
             timeline = x.timeline
@@ -175,12 +184,13 @@ class Sender:
             x.attempts += 1
             kind = "reconnect" if allowed.fresh else "first" if x.attempts == 1 else "retry"
             self._account.route(route.config.name).attempts[kind].inc()
-            relay = self._relay(x, prepared, state, shaped)
+            relay = self._relay(x, prepared, state)
             leaving.relay = relay
             state.meters.inflight.inc()
             try:
-                head = self._head(x, prepared, state, len(shaped.body))
-                result = await relay.run(lease.connection, head, shaped.body)
+                running = relay.run(lease.connection, self._head(x, prepared, state, len(body)), body)
+                del body  # held by `prepared` alone, until the answer begins
+                result = await running
             finally:
                 state.meters.inflight.dec()
             leaving.relay = None
@@ -188,11 +198,15 @@ class Sender:
         finally:
             state.pool.release(lease)
 
-    def _relay(self, x: Exchange, prepared: Prepared, state: UpstreamState, shaped: Shaped) -> Relay:
+    def _relay(self, x: Exchange, prepared: Prepared, state: UpstreamState) -> Relay:
         route = prepared.route
         reader = x.reader = reader_for(x.kind)
+        is_usage_added = prepared.shaped is not None and prepared.shaped.is_usage_added
 
         def head_for(head: ResponseHead | None) -> Headers:
+            prepared.free()
+            if head is not None and x.kind != "opaque" and _is_coded(head):
+                state.meters.failure("content_encoding")  # relayed, but nothing in it can be read (C133)
             return response_headers(x, route, state, head, self._clock())
 
         wants_trailer = x.is_stream and first(prepared.call.headers, b"x-gateway-timing") == b"trailer"
@@ -201,7 +215,7 @@ class Sender:
             prepared.call,
             route.config,
             reader,
-            UsageStripper() if shaped.is_usage_added and x.is_stream else None,
+            UsageStripper() if is_usage_added and x.is_stream else None,
             head_for,
             self._clock,
             (lambda: timing_comment(x)) if wants_trailer else None,
@@ -210,10 +224,11 @@ class Sender:
     # after
 
     def _again(
-        self, x: Exchange, prepared: Prepared, state: UpstreamState, shaped: Shaped, allowed: Allowed, result: Result
+        self, x: Exchange, prepared: Prepared, state: UpstreamState, allowed: Allowed, result: Result
     ) -> bool:
         """Whether one of the rules sends it again; sets what the next sending may do."""
-        if prepared.call.is_gone or prepared.call.is_started:
+        shaped = prepared.shaped
+        if shaped is None or prepared.call.is_gone or prepared.call.is_started:
             return False
         if result.kind == "lost":
             assert result.lost is not None
@@ -222,7 +237,7 @@ class Sender:
         allowed.fresh = False
         status, body = _refusal_of(x, result)
         model = x.model or ""
-        if status == 400:
+        if 400 <= status < 500:
             if shaped.is_thinking_edited and is_switch_rejected(status, body) and allowed.once("without_thinking"):
                 allowed.thinking = False
                 state.refuses_switch.add(model)
@@ -325,6 +340,11 @@ def timing_comment(x: Exchange) -> bytes:
         if value is not None:
             total[name] = round(value / 1e6, 3)
     return b": timing " + orjson.dumps({**total, **fields}) + b"\n\n"
+
+
+def _is_coded(head: ResponseHead) -> bool:
+    encoding = head.get(b"content-encoding")
+    return encoding is not None and encoding.lower() != b"identity"
 
 
 def _refusal_of(x: Exchange, result: Result) -> tuple[int, bytes]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
@@ -50,14 +49,18 @@ class GatewayProtocol(HttpToolsProtocol):
         self._gateway = gateway
         self._listen = gateway.settings.listen
         self._clock = gateway.clock
-        self._received_ns = 0  # first byte of the request that is being read
-        self._head_done = False
+        self._received_ns = 0  # first byte of the head that is being read; 0: none is
+        self._in_body = False  # between a request's head and its end
         self._head_bytes = 0
-        self._refusal: GatewayError | None = None
-        self._fresh: deque[DirectCall] = deque()  # calls whose head came with this read
+        self._field_bytes = 0
+        self._refusal: GatewayError | None = None  # of the request that is being read
+        self._broken: GatewayError | None = None  # told once the requests before it have their answers
+        self._asgi: RequestResponseCycle | None = None
         self._discarding = False
+        self._body_limit_ns = 0
+        self._unsent = 0  # bytes that a client had not taken at the last look
         self.deadline_ns = 0  # swept by `GatewayServer`, one timer for all connections
-        self.call: DirectCall | None = None
+        self.call: DirectCall | None = None  # the one being answered; `cycle` is the newest
 
     # asyncio.Protocol
 
@@ -69,70 +72,64 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
-        if not self._received_ns:
-            self._received_ns = self._clock()
-            self._head_bytes = 0
-            if self.call is None:
-                self.deadline_ns = self._received_ns + int(self._listen.header_timeout_s * NS)
-        if not self._head_done:
+        if not self._in_body:
+            if not self._received_ns:
+                self._received_ns = self._clock()
+                self._head_bytes = 0
+                if not self._is_busy:
+                    self.deadline_ns = self._received_ns + int(self._listen.header_timeout_s * NS)
             self._head_bytes += len(data)
+        error: GatewayError | None = None
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(
-                self._refusal or BadRequest("Protocol upgrades are not served here; use plain HTTP/1.1.", status=501)
-            )
-            return
-        except httptools.HttpParserError:
-            self._refuse(self._refusal or BadRequest("This is not a valid HTTP/1.1 request.", reason="bad_http"))
-            return
-        if self._refusal is not None:
-            self._refuse(self._refusal)
-            return
-        if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(
-                BadRequest(
-                    f"The request head is larger than {MAX_HEAD_BYTES} bytes.", status=431, code="head_too_large"
-                )
-            )
-            return
-        while self._fresh:
-            self._dispatch(self._fresh.popleft())
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # an upgrade was refused by its head already
+            error = BadRequest("This is not a valid HTTP/1.1 request.", reason="bad_http")
+        if self._refusal is None and error is None and self._received_ns and self._head_bytes > MAX_HEAD_BYTES:
+            error = _head_too_large()
+        error = self._refusal or error
+        if error is not None:
+            self._refuse(error)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """A FIN is how most clients leave, so it ends the exchange, unless `half_close: wait` says otherwise."""
-        return True if self._listen.half_close == "wait" and self.call is not None else None
+        if self._listen.half_close == "wait" and self._is_busy and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            return True
+        return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(cast("Any", self))
         self.deadline_ns = 0
+        self._discarding = True
         call, self.call = self.call, None
         if call is not None:
             call.connection_lost()
-        for queued, _ in self.pipeline:
-            if isinstance(queued, DirectCall):
-                queued.connection_lost()
+        if self._asgi is not None and not self._asgi.response_complete:
+            self._asgi.disconnected = True
+            self._asgi.message_event.set()
         self.pipeline.clear()
-        if isinstance(self.cycle, DirectCall):
-            self.cycle = None  # type: ignore[assignment]
-            self.flow.resume_writing()
-            if exc is None:
-                self.transport.close()
-        else:
-            super().connection_lost(exc)
+        self.cycle = self._asgi = None  # type: ignore[assignment]
+        self.flow.resume_writing()
+        if exc is None:
+            self.transport.close()
         self.parser = None  # type: ignore[assignment]
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        if self._is_busy or not self._discarding:
+            self._give_reader_time()
         if self.call is not None:
             self.call.writing_paused()
-            self.deadline_ns = self._clock() + int(self._listen.write_stall_s * NS)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.call is not None:
             self.deadline_ns = 0
             self.call.writing_resumed()
+        elif self._is_busy:
+            self.deadline_ns = 0
+        elif not self._discarding:
+            self._wait_for_head(keep_alive=True)
 
     # httptools callbacks
 
@@ -140,9 +137,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
-        self._head_done = False
-        if not self._received_ns:
+        self._field_bytes = 0
+        if not self._received_ns:  # behind another one in the same read
             self._received_ns = self._clock()
+            self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -152,10 +150,11 @@ class GatewayProtocol(HttpToolsProtocol):
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_done:
+        if self._in_body:
             return  # a trailer field must never reach a decision (E22)
-        if len(self.headers) >= MAX_FIELDS:
-            self._refusal = BadRequest(f"More than {MAX_FIELDS} header fields.", status=431, code="head_too_large")
+        self._field_bytes += len(name) + len(value)
+        if len(self.headers) >= MAX_FIELDS or self._field_bytes > MAX_HEAD_BYTES:
+            self._refusal = self._refusal or _head_too_large()
             return
         name = name.lower()
         if name == b"expect":
@@ -163,7 +162,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._head_done = True
+        self._in_body = True
         received, self._received_ns = self._received_ns, 0
         if self._refusal is None:
             self._refusal = self._check_head()
@@ -172,27 +171,36 @@ class GatewayProtocol(HttpToolsProtocol):
         target = httptools.parse_url(self.url)
         path = (target.path or b"/").decode("latin-1")
         if self._gateway.is_control(path, self._local_port()):
-            self._hand_to_asgi(path)
+            self._hand_to_asgi()
             return
-        call = DirectCall(
-            self, self.parser.get_method().decode("ascii"), path, target.query or b"", self.headers, received
-        )
-        call.keep_alive = self.parser.get_http_version() == "1.1" and self.parser.should_keep_alive()
-        call.expects_continue = self.expect_100_continue
+        method = self.parser.get_method().decode("ascii")
+        call = DirectCall(self, method, path, target.query or b"", self.headers, received)
+        call.is_http10 = self.parser.get_http_version() == "1.0"
+        call.keep_alive = not call.is_http10 and self.parser.should_keep_alive()
+        call.expects_continue = self.expect_100_continue and not call.is_http10
+        is_busy = self._is_busy
         self.cycle = cast("Any", call)
-        self._fresh.append(call)
+        if is_busy:  # pipelined: one at a time, in order, and nothing more is read meanwhile
+            self.flow.pause_reading()
+            self.pipeline.appendleft(cast("Any", (call, self.app)))
+        else:
+            self._run(call)
 
     def on_body(self, body: bytes) -> None:
-        if isinstance(self.cycle, DirectCall):
-            if not self.cycle.response_complete:
-                self.cycle.body_arrived(body)
-        else:
+        if self._refusal is not None:
+            return  # the newest cycle is that of a request before it
+        if not isinstance(self.cycle, DirectCall):
             super().on_body(body)
+        elif not self.cycle.response_complete:
+            self.cycle.body_arrived(body)
 
     def on_message_complete(self) -> None:
+        self._in_body = False
+        if self._refusal is not None:
+            return
         if isinstance(self.cycle, DirectCall):
             self.cycle.body_complete(self._clock())
-        elif self._refusal is None:
+        else:
             super().on_message_complete()
 
     # Dispatch
@@ -203,6 +211,8 @@ class GatewayProtocol(HttpToolsProtocol):
             return BadRequest("Only HTTP/1.1 is spoken here.", status=505, code="http_version")
         if method in _REFUSED_METHODS:
             return MethodNotAllowed(f"The method {method.decode('ascii', 'replace')} is not served.")
+        if self.parser.should_upgrade():
+            return BadRequest("Protocol upgrades are not served here; use plain HTTP/1.1.", status=501)
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and version == "1.1") or (hosts and not _BAD_HOST.isdisjoint(hosts[0])):
             return BadRequest("The request needs exactly one valid Host header.", reason="bad_host")
@@ -213,7 +223,13 @@ class GatewayProtocol(HttpToolsProtocol):
             return BadRequest("Content-Length and Transfer-Encoding exclude each other.", reason="bad_framing")
         return None
 
-    def _hand_to_asgi(self, path: str) -> None:
+    @property
+    def _is_busy(self) -> bool:
+        """A request has no complete answer yet: one being answered, or one that waits for its turn."""
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _hand_to_asgi(self) -> None:
         self.scope = {  # type: ignore[typeddict-item]
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -225,22 +241,19 @@ class GatewayProtocol(HttpToolsProtocol):
             "headers": self.headers,
             "state": self.app_state.copy(),
         }
-        self.deadline_ns = 0
-        super().on_headers_complete()
+        super().on_headers_complete()  # in turn, behind those that are not answered yet
 
-    def _dispatch(self, call: DirectCall) -> None:
-        if self.call is None:
-            self._run(call)
-        else:  # pipelined: one at a time, in order, and nothing more is read meanwhile
-            self.flow.pause_reading()
-            self.pipeline.appendleft(cast("Any", (call, self.app)))
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._asgi = cycle
+        self.deadline_ns = 0
+        super()._start_asgi_task(cycle, app)
 
     def _run(self, call: DirectCall) -> None:
         self.call = call
+        self.deadline_ns = 0
         if call.more_body:
-            self.deadline_ns = self._clock() + int(self._listen.body_idle_timeout_s * NS)
-        else:
-            self.deadline_ns = 0
+            self._body_limit_ns = self._clock() + int(self._listen.body_timeout_s * NS)
+            self.body_progressed(call)
         task = self.loop.create_task(self._gateway.proxy.handle(call))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -250,22 +263,24 @@ class GatewayProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         self.call = None
         if self.transport.is_closing():
+            self._give_reader_time()
             return
-        self.flow.resume_reading()
+        waiting = self.pipeline.pop() if self.pipeline else None
         if not self.pipeline:
-            self._wait_for_head(keep_alive=True)
-            return
-        cycle, app = self.pipeline.pop()
-        if isinstance(cycle, DirectCall):
-            self._run(cycle)
+            self.flow.resume_reading()
+        if waiting is None:
+            if self._broken is not None:
+                self._answer_refusal(self._broken)
+            else:
+                self._wait_for_head(keep_alive=True)
+        elif isinstance(waiting[0], DirectCall):
+            self._run(waiting[0])
         else:
-            self._start_asgi_task(cycle, app)
+            self._start_asgi_task(*waiting)
 
     def shutdown(self) -> None:
-        """The server stops: idle connections close now, busy ones after their answer."""
-        if self.call is not None:
-            self.call.keep_alive = False
-        elif self.cycle is not None and not self.cycle.response_complete:
+        """The server stops: idle connections close now, busy ones after their answers."""
+        if self._is_busy:
             self.cycle.keep_alive = False
         else:
             self.transport.close()
@@ -276,26 +291,42 @@ class GatewayProtocol(HttpToolsProtocol):
         limit = self._listen.keep_alive_s if keep_alive and not self._received_ns else self._listen.header_timeout_s
         self.deadline_ns = self._clock() + int(limit * NS)
 
-    def body_progressed(self) -> None:
+    def body_progressed(self, call: DirectCall) -> None:
         """More of a request body arrived."""
-        self.deadline_ns = self._clock() + int(self._listen.body_idle_timeout_s * NS)
+        if call is self.call:
+            self.deadline_ns = min(self._clock() + int(self._listen.body_idle_timeout_s * NS), self._body_limit_ns)
 
-    def body_finished(self) -> None:
-        self.deadline_ns = 0
+    def body_finished(self, call: DirectCall) -> None:
+        if call is self.call:
+            self.deadline_ns = 0
 
     def deadline_passed(self) -> None:
         """Called by the sweep when `deadline_ns` lies in the past."""
         self.deadline_ns = 0
-        if self.call is not None:
-            if self.call.more_body and not self.call.is_started:
-                self.call.refuse_body(ClientTooSlow("The request body did not arrive in time.", reason="body_timeout"))
-            else:  # a reader that takes nothing
-                self.call.stalled = True
-                self.transport.abort()
+        call = self.call
+        if call is not None and call.more_body and not call.is_started:
+            call.refuse_body(ClientTooSlow("The request body did not arrive in time.", reason="body_timeout"))
+        elif self.flow.write_paused or self.transport.is_closing():
+            self._judge_reader()
+        elif self._is_busy:
+            pass
         elif self._received_ns and not self._discarding:
             self._refuse(ClientTooSlow("The request head did not arrive in time.", reason="head_timeout"))
         else:
             self.transport.close()
+
+    def _give_reader_time(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self.deadline_ns = self._clock() + int(self._listen.write_stall_s * NS)
+
+    def _judge_reader(self) -> None:
+        """A client that took something gets more time; one that takes nothing is dropped."""
+        if 0 < self.transport.get_write_buffer_size() < self._unsent:
+            self._give_reader_time()
+            return
+        if self.call is not None:
+            self.call.stalled = True
+        self.transport.abort()
 
     def linger(self, seconds: float = 2.0) -> None:
         """Answered before the body was read: stop reading meaning into it, let the caller read the answer, close."""
@@ -306,18 +337,37 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.write_eof()
 
     def _refuse(self, error: GatewayError) -> None:
-        """A request that never became one: answered here, and the connection closes."""
-        if self.call is not None or self.transport.is_closing():  # an answer is under way: it cannot be told apart
+        """Bytes that make no request. Nothing more is read; the requests before them get their answers first."""
+        self._discarding = True
+        if not self._is_busy:
+            self._answer_refusal(error)
+        elif not self.cycle.more_body:
+            self._broken = error
+        elif isinstance(self.cycle, DirectCall):  # it is this one's own body
+            self.cycle.refuse_body(error)
+        else:
             self.transport.abort()
-            return
+
+    def _answer_refusal(self, error: GatewayError) -> None:
         call = DirectCall(self, "GET", "/", b"", [], self._received_ns or self._clock())
         call.keep_alive = False
-        self._gateway.proxy.refuse_unread(call, error)
-        self.linger()
+        self._gateway.proxy.refuse_unread(call, error)  # its body is never complete, so this lingers
 
     def _local_port(self) -> int | None:
         return self.server[1] if self.server else None
 
+    def is_last(self, call: DirectCall) -> bool:
+        """Whether the connection ends with this answer because the server stops (fault-catalogue F1)."""
+        return self._gateway.is_draining and cast("Any", self.cycle) is call
+
     def start_head(self) -> bytes:
         """Lines that every response carries (`date`)."""
         return b"".join(b"%b: %b\r\n" % field for field in self.server_state.default_headers)
+
+
+def _head_too_large() -> BadRequest:
+    return BadRequest(
+        f"The request head is larger than {MAX_HEAD_BYTES} bytes or has more than {MAX_FIELDS} fields.",
+        status=431,
+        code="head_too_large",
+    )

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +54,11 @@ def run(args: argparse.Namespace) -> int:
     with _simulated(args.sim) as sim_url:
         plan = _plan(args, sim_url)
         settings = settings_of(plan, warn=True)
+        if settings.listen.port == 0:  # one number for all workers, and one to tell
+            plan = replace(plan, listen={**plan.listen, "port": _free_port(settings.listen.host)})
+            settings = settings_of(plan)
         _check_port(settings)
+        _check_certificates(settings)
         _announce(settings, sim_url, args.workers)
         if args.workers == 1:
             return serve_one(plan)
@@ -92,7 +96,7 @@ def settings_of(plan: Plan, *, warn: bool = False) -> Settings:
         settings = for_upstream(plan.upstream, listen=plan.listen, api_key=plan.api_key, auth=plan.auth)
     else:
         assert plan.config is not None
-        loaded = load(Path(plan.config), os.environ, listen=plan.listen)
+        loaded = load(Path(plan.config), os.environ, listen=plan.listen, auth=plan.auth)
         settings = loaded.settings
         for warning in loaded.warnings if warn else ():
             print(f"warning: {warning}", file=sys.stderr)
@@ -111,8 +115,15 @@ def serve_one(plan: Plan, worker: int = 0, *, shared: bool = False) -> int:
     settings = settings_of(plan)
     log = set_up(settings.log)
     source = Path(plan.config) if plan.config is not None else None
-    gateway = Gateway(settings, source=source, write_log=log.write, worker=worker)
     try:
+        gateway = Gateway(
+            settings,
+            source=source,
+            listen_arguments=plan.listen,
+            auth=plan.auth,
+            write_log=log.write,
+            worker=worker,
+        )
         server = GatewayServer(gateway)
         server.run(sockets=_sockets(settings, shared=shared))
     finally:
@@ -147,14 +158,45 @@ def _check_port(settings: Settings) -> None:
             ) from None
 
 
+def _free_port(host: str) -> int:
+    from gateway.lifecycle import listening_socket
+
+    sock = listening_socket(host, 0)
+    port: int = sock.getsockname()[1]
+    sock.close()
+    return port
+
+
+def _check_certificates(settings: Settings) -> None:
+    """A file that is not there would end every worker; here it is one line."""
+    import ssl
+
+    for name, upstream in settings.upstreams.items():
+        if upstream.is_tls and upstream.tls.ca_file is not None:
+            try:
+                ssl.create_default_context(cafile=upstream.tls.ca_file)
+            except OSError as error:  # also ssl.SSLError
+                what = (
+                    os.strerror(error.errno or 0)
+                    if isinstance(error, FileNotFoundError)
+                    else "it holds no certificates"
+                )
+                raise CommandError(f"upstreams.{name}.tls.ca_file: {upstream.tls.ca_file}: {what}") from None
+
+
 def _serve_many(plan: Plan, settings: Settings, count: int) -> int:
+    from gateway.logs import set_up
     from gateway.workers import MetricsFolder, Supervisor, spawn
 
     def start(index: int, parent: int) -> BaseProcess:
         return spawn(_worker, plan, index, parent)
 
-    with MetricsFolder():
-        return Supervisor(count, start, settings.listen.drain_timeout_s).run()
+    log = set_up(settings.log)
+    try:
+        with MetricsFolder():
+            return Supervisor(count, start, settings.listen.drain_timeout_s).run()
+    finally:
+        log.close()
 
 
 def _worker(plan: Plan, index: int, parent: int) -> None:

@@ -53,10 +53,11 @@ def due(progress: Progress, timeouts: Timeouts, budget: Budget, now: int) -> tup
     if not progress.is_stream:
         return "none", soonest
     limit = _silence_limit(progress, timeouts)
-    if limit:
-        if now >= limit:
-            return ("idle" if progress.token else "first_token"), limit
+    if limit > now:
         soonest = min(soonest, limit)
+    elif limit and progress.sent:
+        return ("idle" if progress.token else "first_token"), limit
+    soonest = min(soonest, now + timeouts.idle_ms * MS)  # what arrives meanwhile may set an earlier limit than these
     if budget.ttft_ms is not None and not progress.token and not progress.budget_passed:
         limit = progress.received + budget.ttft_ms * MS
         if now >= limit:
@@ -71,11 +72,12 @@ def due(progress: Progress, timeouts: Timeouts, budget: Budget, now: int) -> tup
 
 
 def _silence_limit(progress: Progress, timeouts: Timeouts) -> int:
-    if progress.is_paused or not progress.sent:
+    """When the upstream has been silent too long, 0 for never; before the request has left, when that could be soonest."""
+    if progress.is_paused:
         return 0
     if progress.token:
         return max(progress.token, progress.last_event) + timeouts.idle_ms * MS
-    return progress.sent + timeouts.first_token_ms * MS
+    return (progress.sent or progress.started) + timeouts.first_token_ms * MS
 
 
 def _beat_limit(progress: Progress, budget: Budget) -> int:

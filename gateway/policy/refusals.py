@@ -16,7 +16,7 @@ import orjson
 _STATUSES: Final = frozenset({400, 422})  # 422 is what strict FastAPI servers say to an unknown field
 _MAX_TEXT: Final = 4096  # characters of a message; all known ones say what they mean in the first few hundred
 _SWITCH: Final = re.compile(
-    r"chat_template|enable_thinking|\bthinking(?:_mode|_budget)?\b|reasoning_effort|\breasoning\b|output_config|\bkwargs?\b"
+    r"chat_template|enable_thinking|\bthinking(?:_mode|_budget)?\b|reasoning_effort|\breasoning\b(?!-parser)|output_config|\bkwargs?\b"
 )
 _CONTEXT: Final = re.compile(
     r"context[ _](?:length|size|window)|max_model_len|max_(?:completion_|output_|total_)?tokens|too many tokens"

@@ -35,7 +35,10 @@ EMBEDDING_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as it arrived. Header names are lower case."""
+    """One request as it arrived. Header names are lower case.
+
+    `arrived_at` is the loop's time of its last byte, `connection` the number of its connection, from 1.
+    """
 
     method: str
     path: str
@@ -44,6 +47,8 @@ class Request:
     body: bytes
     keep_alive: bool = True
     version: str = "1.1"
+    arrived_at: float = 0.0
+    connection: int = 0
 
     def header(self, name: bytes) -> str | None:
         """The first value of a header, or None."""

@@ -44,6 +44,7 @@ class SimProtocol(asyncio.Protocol):
         self.keep_alive_s = server.profile.keep_alive_s  # a fault may shorten it for this connection
         self.closes_on_reuse = False
         self._answered = 0
+        self._number = 0
         self._start_message()
 
     @property
@@ -55,7 +56,7 @@ class SimProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._server.connected(self)
+        self._number = self._server.connected(self)
         if self._server.deaf:
             self.transport.pause_reading()
 
@@ -119,6 +120,8 @@ class SimProtocol(asyncio.Protocol):
             body=b"".join(self._body),
             keep_alive=self._parser.should_keep_alive(),
             version=self._parser.get_http_version(),
+            arrived_at=self._loop.time(),
+            connection=self._number,
         )
         self._waiting.append(request)
         if len(self._waiting) >= MAX_WAITING:

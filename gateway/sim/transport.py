@@ -11,12 +11,12 @@ from gateway.sim.endpoints import Application, Request
 from gateway.sim.engine import Engine
 from gateway.sim.faults import Context, Fault, Script, chosen_fault, play
 from gateway.sim.http import SimProtocol
-from gateway.sim.memory import DEFAULT_WINDOW, MAX_READ, MemoryTransport, made_soon, memory_pipe
+from gateway.sim.memory import DEFAULT_WINDOW, MAX_READ, MemoryNetwork, MemoryTransport, made_soon, memory_pipe
 from gateway.sim.profiles import Profile
 from gateway.sim.steps import Head, Steps
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
-KEPT_REQUESTS = 256  # the last ones, for tests and for looking
+KEPT_REQUESTS = 64  # the last ones, for tests and for looking
 BACKLOG = 2048  # vLLM's
 
 
@@ -41,10 +41,12 @@ class Server:
         self.default_fault = fault
         self.requests: deque[Request] = deque(maxlen=KEPT_REQUESTS)
         self.connections: set[SimProtocol] = set()
+        self.connects = 0  # connections made so far
         self.deaf = False  # new connections are accepted and never read
         self.host, self.port = "", 0
         self._application = Application(self.engine, api_key=api_key, seed=seed)
         self._listener: asyncio.Server | None = None
+        self._network: MemoryNetwork | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._down = False
         self._no_connections = asyncio.Event()
@@ -62,10 +64,12 @@ class Server:
         """A protocol for one more connection: the factory for `loop.create_server` and `MemoryNetwork.listen`."""
         return SimProtocol(self)
 
-    def connected(self, connection: SimProtocol) -> None:
-        """A connection was made."""
+    def connected(self, connection: SimProtocol) -> int:
+        """A connection was made; returns its number, from 1."""
+        self.connects += 1
         self.connections.add(connection)
         self._no_connections.clear()
+        return self.connects
 
     def disconnected(self, connection: SimProtocol) -> None:
         """A connection was lost."""
@@ -78,6 +82,11 @@ class Server:
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self.protocol, host, port, backlog=BACKLOG)
         self.host, self.port = self._listener.sockets[0].getsockname()[:2]
+
+    def listen_in(self, network: MemoryNetwork, host: str, port: int) -> None:
+        """Answers at an address of a network in memory, until it is closed or while it is not down."""
+        network.listen(host, port, self.protocol)
+        self._network, self.host, self.port = network, host, port
 
     async def connect(
         self,
@@ -133,13 +142,15 @@ class Server:
     async def restart(self, down_s: float = 0.0) -> None:
         """As if the process died and came back: connections reset, nothing cached or compiled, refused meanwhile."""
         self._down = True
-        listening = self._listener is not None
+        listening, network = self._listener is not None, self._network
         self._close_listener()
         self._reset_connections()
         self.engine.restart()
         await asyncio.sleep(down_s)
         if listening:
             await self.listen(self.host, self.port)
+        if network is not None:
+            self.listen_in(network, self.host, self.port)
         self._down = False
 
     async def close(self) -> None:
@@ -157,6 +168,9 @@ class Server:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        if self._network is not None:
+            self._network.unlisten(self.host, self.port)
+            self._network = None
 
     def _reset_connections(self) -> None:
         for connection in list(self.connections):

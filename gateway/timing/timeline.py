@@ -87,6 +87,14 @@ class Timeline:
 
     def segments(self, now: int = 0) -> Segments:
         """The partition of `recv` to `end`, or to `now` while the request runs."""
+        if (
+            0 < self.recv <= self.body <= self.sent <= self.token <= self.visible <= self.last <= self.end
+            and not self.connect_start
+        ):  # all of it happened, in order, on a connection that was there: nothing to fill in
+            return Segments(
+                self.body - self.recv, self.sent - self.body, 0, self.token - self.sent,
+                self.visible - self.token, self.last - self.visible, self.end - self.last,
+            )  # fmt: skip
         end = max(self.recv, self.end or now)
         visible = self.visible or end
         last = (self.last or visible) if self.visible else end

@@ -123,6 +123,7 @@ class UpstreamConnection(asyncio.Protocol):
             and self._parser.can_reuse
             and self._transport is not None
             and not self._transport.is_closing()
+            and not self._transport.get_write_buffer_size()  # answered before the request was read to its end (A12)
         )
 
     # asyncio.Protocol
@@ -155,7 +156,10 @@ class UpstreamConnection(asyncio.Protocol):
             parts.clear()
             sink.on_body(body, now)
         if violation is not None:
-            self._lose(violation.reason, violation.detail, now)
+            if parser.is_complete:  # its user has the whole answer and has not let go yet; what came is nobody's
+                self.close()
+            else:
+                self._lose(violation.reason, violation.detail, now)
         elif parser.is_complete and self._sink is sink:
             sink.on_end(now)
 
@@ -166,7 +170,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True
-        if self._sink is not None:
+        if self._sink is not None and not self._parser.is_complete:
             now = self._clock()
             if exc is not None:
                 self._lose("reset_mid" if self.bytes_received else "reset_no_bytes", "the connection was reset", now)
@@ -196,7 +200,8 @@ class UpstreamConnection(asyncio.Protocol):
 def describe_connect_error(error: BaseException) -> tuple[str, str]:
     """(reason, sentence) for whatever connecting raised; never the library's text, which may hold addresses."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return "tls", f"its TLS certificate was not accepted ({error.verify_message or 'verification failed'})"
+        cause = str(getattr(error, "verify_message", "")).split(",", 1)[0]  # what follows a comma is the address
+        return "tls", f"its TLS certificate was not accepted ({cause or 'verification failed'})"
     if isinstance(error, ssl.SSLError):
         return "tls", "the TLS handshake failed; does it speak https on this port?"
     if isinstance(error, ConnectionRefusedError):

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from gateway import __version__
+from gateway.reload import reload_now
+from gateway.web.exposition import page_of
 from gateway.web.status import status_of
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.config import Key
+
+_READ: Final = ["GET", "HEAD"]
 
 
 def control_plane(gateway: Gateway) -> FastAPI:
@@ -27,22 +34,24 @@ def control_plane(gateway: Gateway) -> FastAPI:
         title="Firsttoken",
         version=__version__,
         description="Control plane of the gateway.",
-        docs_url="/gateway/docs",
-        openapi_url="/gateway/openapi.json",
+        docs_url=None,  # with keys set they are for admins, see `_add_docs`
+        openapi_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # nothing redirects; `Gateway` takes the odd slashes out before
     )
     _add_errors(app)
     _add_health(app, gateway)
     _add_views(app, gateway)
+    _add_docs(app, gateway)
     return app
 
 
 def _caller(gateway: Gateway, request: Request) -> Key | None:
     """The key of a request; None when the gateway is open. Raises 401."""
-    keys = gateway.runtime.keys
-    if not gateway.settings.keys:
+    runtime = gateway.runtime
+    if runtime.keys.is_open:
         return None
-    key = keys.find([(name.lower(), value) for name, value in request.scope["headers"]])
+    key = runtime.keys.find([(name.lower(), value) for name, value in request.scope["headers"]])
     if key is None:
         raise HTTPException(
             401, "This key is not known here, or none was sent.", headers={"www-authenticate": "Bearer"}
@@ -50,16 +59,26 @@ def _caller(gateway: Gateway, request: Request) -> Key | None:
     return key
 
 
+def _only_admin(gateway: Gateway) -> Callable[[Request], Awaitable[None]]:
+    """A dependency that lets admins pass, and everybody where there are no keys."""
+
+    async def admin(request: Request) -> None:
+        key = _caller(gateway, request)
+        if key is not None and not key.admin:
+            raise HTTPException(403, "This needs a key with `admin: true`.")
+
+    return admin
+
+
 def _add_health(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/health", tags=["health"], summary="Is the process alive?")
-    @app.get("/healthz", tags=["health"], include_in_schema=False)
+    @app.api_route("/health", methods=_READ, tags=["health"], summary="Is the process alive?", operation_id="health")
+    @app.api_route("/healthz", methods=_READ, include_in_schema=False)
     async def health() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
-    @app.get(
-        "/readyz", tags=["health"], summary="Can it serve? 200 while an upstream is usable and it is not draining."
-    )
+    @app.api_route("/readyz", methods=_READ, tags=["health"], summary="Can it serve?", operation_id="ready")
     async def ready(response: Response) -> dict[str, object]:
+        """200 while an upstream is usable and the process is not draining, else 503."""
         is_ready = gateway.runtime.is_ready and not gateway.is_draining
         response.status_code = 200 if is_ready else 503
         upstreams = {name: state.is_up for name, state in gateway.runtime.upstreams.items()}
@@ -67,54 +86,57 @@ def _add_health(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_views(app: FastAPI, gateway: Gateway) -> None:
-    async def admin(request: Request) -> None:
-        key = _caller(gateway, request)
-        if key is not None and not key.admin:
-            raise HTTPException(403, "This needs a key with `admin: true`.")
-
-    only_admin = [Depends(admin)]
+    only_admin = [Depends(_only_admin(gateway))]
 
     @app.get("/metrics", tags=["metrics"], dependencies=only_admin, response_class=Response)
     async def metrics(request: Request) -> Response:
-        gateway.metrics.flush()
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(_page(gateway.registry)), media_type=None, headers={"content-type": content_type})
+        accept = request.headers.get("accept", "")
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            gateway.metrics.flush()
+            page, content_type = await asyncio.to_thread(_page_of_all, accept)  # reads files, and takes its time
+        else:
+            page, content_type = page_of(gateway.metrics, accept)
+        return Response(page, headers={"content-type": content_type})
 
     @app.get("/gateway/status", tags=["status"], dependencies=only_admin)
     async def status() -> dict[str, object]:
         return status_of(gateway)
 
-    @app.get("/gateway/requests/{request_id}", tags=["status"])
-    async def timeline(request_id: str, key: Annotated[object, Depends(caller)]) -> dict[str, object]:
+    @app.get("/gateway/requests/{request_id:path}", tags=["status"])
+    async def timeline(request_id: str, request: Request) -> dict[str, object]:
+        """The times of a recent request. Everybody may see those of their own; admins see all."""
+        key = _caller(gateway, request)
         record = gateway.account.find(request_id)
-        owner = getattr(key, "name", None)
-        if record is None or (key is not None and not getattr(key, "admin", False) and record["key"] != owner):
+        if record is None or (key is not None and not key.admin and record["key"] != key.name):
             raise HTTPException(404, "No such request among the recent ones of this worker.")
         return record
 
     @app.post("/gateway/reload", tags=["admin"], dependencies=only_admin)
     async def reload(response: Response) -> dict[str, object]:
-        from gateway.reload import reload_now
-
+        """Reads the settings file again, in the worker that got this call. SIGHUP reaches all workers."""
         problems = reload_now(gateway)
         response.status_code = 422 if problems else 200
         return {"reloaded": not problems, "problems": problems}
 
-    app.dependency_overrides[caller] = lambda request: _caller(gateway, request)
+
+def _add_docs(app: FastAPI, gateway: Gateway) -> None:
+    only_admin = [Depends(_only_admin(gateway))]
+
+    @app.get("/gateway/openapi.json", include_in_schema=False, dependencies=only_admin)
+    async def schema() -> dict[str, object]:
+        return app.openapi()
+
+    @app.get("/gateway/docs", include_in_schema=False, dependencies=only_admin)
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(openapi_url="/gateway/openapi.json", title="Firsttoken")
 
 
-async def caller(request: Request) -> object:
-    """Placeholder that `control_plane` replaces with the gateway's own check."""
-    raise HTTPException(500, f"no gateway behind {request.url.path}")
-
-
-def _page(registry: CollectorRegistry) -> CollectorRegistry:
-    """The registry of this process, or with several workers one that adds up all of theirs."""
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        return registry
-    merged = CollectorRegistry()
-    MultiProcessCollector(merged)  # type: ignore[no-untyped-call]
-    return merged
+def _page_of_all(accept: str) -> tuple[bytes, str]:
+    """The page that adds up all workers, from the files that they share."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -101,18 +101,25 @@ def lenient_loads(data: bytes) -> tuple[object, bool]:
 
 def usage_of(raw: object) -> Usage | None:
     """`usage` in OpenAI's chat, OpenAI's Responses or Anthropic's form; None when it holds no count."""
-    fields = as_object(raw)
-    details_in = as_object(fields.get("prompt_tokens_details") or fields.get("input_tokens_details"))
-    details_out = as_object(fields.get("completion_tokens_details") or fields.get("output_tokens_details"))
-    cached = _first(_count(details_in, "cached_tokens"), _count(fields, "cache_read_input_tokens"))
+    if type(raw) is not dict or not raw:
+        return None
+    fields: JsonObject = raw
+    details_in = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
+    details_out = fields.get("completion_tokens_details") or fields.get("output_tokens_details")
+    cached = _count(details_in, "cached_tokens") if type(details_in) is dict else None
+    reasoning = _count(details_out, "reasoning_tokens") if type(details_out) is dict else None
+    if reasoning is None and "reasoning_tokens" in fields:
+        reasoning = _count(fields, "reasoning_tokens")
     prompt = _first(_count(fields, "prompt_tokens"), _count(fields, "input_tokens"))
-    if prompt is not None and "cache_read_input_tokens" in fields:
-        # Anthropic's `input_tokens` are those that no cache read or wrote.
-        prompt += (cached or 0) + (_count(fields, "cache_creation_input_tokens") or 0)
     completion = _first(_count(fields, "completion_tokens"), _count(fields, "output_tokens"))
-    reasoning = _first(_count(details_out, "reasoning_tokens"), _count(fields, "reasoning_tokens"))
-    found = Usage(prompt, cached, completion, reasoning)
-    return None if found == Usage() else found
+    if "cache_read_input_tokens" in fields:
+        read = _count(fields, "cache_read_input_tokens")
+        cached = _first(cached, read)
+        if prompt is not None:  # Anthropic's `input_tokens` are those that no cache read or wrote
+            prompt += (read or 0) + (_count(fields, "cache_creation_input_tokens") or 0)
+    if prompt is None and cached is None and completion is None and reasoning is None:
+        return None
+    return Usage(prompt, cached, completion, reasoning)
 
 
 def usage_of_timings(raw: object) -> Usage | None:

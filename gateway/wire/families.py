@@ -149,7 +149,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family("inkling", ("inkling",), r"\binkling", ("reasoning_effort",), off_effort="none"),
     Family(
-        "cohere", ("cohere_command3", "cohere_command4"), r"command-?(a|r|3|4)\b", ("reasoning_type", "thinking"),
+        "cohere", ("cohere_command3", "cohere_command4"), r"command-?(a|r|3|4)\b", ("reasoning_type",),
         default="model", off=(("reasoning_type", "disabled"),), on=(("reasoning_type", "enabled"),),
         note="booleans are ignored",
     ),

@@ -28,7 +28,9 @@ _NOT_DOWNSTREAM: Final = _HOP_BY_HOP | _CREDENTIALS | {
     b"strict-transport-security", b"www-authenticate", b"x-accel-buffering",
 }  # fmt: skip
 _SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}\Z")
-_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
+_TRACEPARENT: Final = re.compile(  # version ff and ids of zeros are invalid
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z"
+)
 
 
 def for_upstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -50,10 +52,12 @@ def for_client(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def _nominated(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Names that the `Connection` fields, all of them, call hop-by-hop."""
+    found: frozenset[bytes] = frozenset()
     for name, value in headers:
         if name == b"connection" and value not in (b"keep-alive", b"close", b"Keep-Alive", b"Close"):
-            return frozenset(token.strip().lower() for token in value.split(b","))
-    return frozenset()
+            found |= {token.strip().lower() for token in value.split(b",")}
+    return found
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
@@ -79,7 +83,7 @@ def sane_traceparent(value: bytes | None) -> bytes | None:
 def header_value(text: str) -> bytes:
     """Any text as a header value: plain ASCII stays, the rest is percent-encoded, controls are gone, length is capped.
 
-    Half a surrogate pair becomes U+FFFD first, so that no text whatever costs a response (C141).
+    Half a surrogate pair becomes `?` first, so that no text whatever costs a response (C141).
     """
     if text.isascii() and text.isprintable():
         return text[:MAX_VALUE].encode("ascii")

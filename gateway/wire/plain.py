@@ -103,8 +103,9 @@ def read_plain(kind: Kind, body: bytes, *, max_tokens: int | None = None, is_thi
     payload, is_sound = lenient_loads(body)
     if not isinstance(payload, dict):
         return PlainAnswer(is_json=is_sound)
-    usage = usage_of(payload.get("usage")) or usage_of_timings(payload.get("timings"))
-    server = server_times_of(payload.get("metrics"), payload.get("timings"))
+    timings, metrics = payload.get("timings"), payload.get("metrics")
+    usage = usage_of(payload.get("usage")) or (usage_of_timings(timings) if timings else None)
+    server = server_times_of(metrics, timings) if metrics or timings else None
     error = error_of(payload, body)
     if error is not None or parse is None:
         return PlainAnswer(usage, server, error, is_json=is_sound)
@@ -137,6 +138,31 @@ def _choices(payload: JsonObject) -> list[tuple[int, JsonObject]]:
 
 
 def _chat_parts(payload: JsonObject) -> dict[int, Part]:
+    return _ordinary_part(payload) or _any_chat_parts(payload)
+
+
+def _ordinary_part(payload: JsonObject) -> dict[int, Part] | None:
+    """One choice with text and nothing else, as nearly every answer is; None for all others. Same result, sooner."""
+    choices = payload.get("choices")
+    if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
+        return None
+    message, finish = choices[0].get("message"), choices[0].get("finish_reason")
+    if type(message) is not dict or finish != "stop" or choices[0].get("index") != 0:
+        return None
+    content = message.get("content")
+    if type(content) is not str or "</think>" in content or content.lstrip()[:1] in ("", "<"):
+        return None
+    if any(message.get(name) for name in _EXTRA_FIELDS):
+        return None
+    return {0: Part("stop", len(content), has_visible=True)}
+
+
+_EXTRA_FIELDS = (
+    "reasoning", "reasoning_content", "reasoning_details", "tool_calls", "function_call", "refusal", "audio",
+)  # fmt: skip
+
+
+def _any_chat_parts(payload: JsonObject) -> dict[int, Part]:
     parts: dict[int, Part] = {}
     for index, choice in _choices(payload):
         part = parts[index] = Part(finish_word(as_text(choice.get("finish_reason"))) or None)

@@ -160,9 +160,9 @@ def _on_edits(family: Family, data: Data, engine: str, kind: Kind, effort_at: Pa
         for key, value in family.off:
             if key not in dict(family.on) and _get(data, (_KWARGS, key)) == value:
                 yield Remove((_KWARGS, key))
-        if _get(data, in_kwargs) in _NOT_THINKING and "reasoning_effort" not in dict(family.on):
+        if _means_off(_get(data, in_kwargs)) and "reasoning_effort" not in dict(family.on):
             yield Remove(in_kwargs)
-    if _get(data, effort_at) in _NOT_THINKING:
+    if _means_off(_get(data, effort_at)):
         yield Remove(effort_at)
     if engine in ("sglang", "ollama") and kind == "chat" and _object_says(data) is False:
         yield Remove(("reasoning",))
@@ -216,6 +216,10 @@ def _is_on(value: object) -> bool:
 def _means_thinking(effort: object) -> bool:
     """True for an effort that asks for thinking."""
     return effort not in _NOT_THINKING if isinstance(effort, str) else bool(effort)
+
+
+def _means_off(effort: object) -> bool:
+    return isinstance(effort, str) and effort in _NOT_THINKING
 
 
 def _object_says(data: Data) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -58,7 +59,7 @@ OTHERS = [
 @pytest.mark.parametrize(
     "form", [nested, flat, lambda message: json.dumps({"detail": message}).encode(), lambda message: message.encode()]
 )
-def test_each_server_is_understood(form) -> None:  # type: ignore[no-untyped-def]
+def test_each_server_is_understood(form: Callable[[str], bytes]) -> None:
     for is_it, own in ((is_switch_rejected, SWITCH), (is_context_overflow, CONTEXT), (is_usage_rejected, USAGE)):
         for message in (*SWITCH, *CONTEXT, *USAGE, *OTHERS):
             assert is_it(400, form(message)) is (message in own), message

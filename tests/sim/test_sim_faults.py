@@ -22,6 +22,7 @@ from gateway.sim.faults import (
     replay,
     stream,
 )
+from gateway.sim.memory import MemoryNetwork
 from gateway.sim.profiles import FAST
 from gateway.sim.transport import Server
 
@@ -214,6 +215,34 @@ async def test_a_restart_loses_cache_and_compiled_shapes_and_refuses_meanwhile()
     _, again = await faulty(server, "no_done")
     assert again.pieces[0][0] - began >= 2
     await server.close()
+
+
+@pytest.mark.looptime
+async def test_a_server_in_a_network_is_refused_while_it_is_down() -> None:
+    network = MemoryNetwork(latency_s=0.01)
+    server = Server(PROFILE)
+    server.listen_in(network, "thor", 8000)
+    assert server.url == "http://thor:8000"
+    for path in ("/health", "/version"):
+        _, client = await network.create_connection(Client, "thor", 8000)
+        client.ask(path)
+        await client.response()
+        client.ask("/ping")
+        await client.response()
+    assert [request.connection for request in server.requests] == [1, 1, 2, 2]
+    arrived = [request.arrived_at for request in server.requests]
+    assert arrived == pytest.approx([0.03, 0.05, 0.09, 0.11], abs=1e-4), (
+        "connecting takes a round trip, bytes half of one"
+    )
+    restart = asyncio.get_running_loop().create_task(server.restart(1))
+    await asyncio.sleep(0.5)
+    with pytest.raises(ConnectionRefusedError):
+        await network.create_connection(Client, "thor", 8000)
+    await restart
+    await network.create_connection(Client, "thor", 8000)
+    await server.close()
+    with pytest.raises(ConnectionRefusedError):
+        await network.create_connection(Client, "thor", 8000)
 
 
 @pytest.mark.looptime

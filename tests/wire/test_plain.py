@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.wire import plain
 from gateway.wire.answer import ServerTimes, Usage, Verdict
 from gateway.wire.kinds import Kind
 from gateway.wire.plain import LARGE_BYTES, PlainAnswer, read_plain
@@ -238,3 +239,18 @@ def test_json_of_any_shape_never_raises(payload: dict[str, object], kind: Kind) 
 @given(st.binary(max_size=60), st.sampled_from(get_args(Kind)))
 def test_bytes_of_any_kind_never_raise(body: bytes, kind: Kind) -> None:
     read_plain(kind, body)
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", None])
+@pytest.mark.parametrize("content", ["hi", "", " \n", "<think>a</think>b", "a</think>b", "a < b", None, ["x"], 5])
+@pytest.mark.parametrize(
+    "more", [{}, {"reasoning": "r"}, {"reasoning": None}, {"tool_calls": [{"function": {"name": "f"}}]}, {"refusal": "no"}]
+)
+def test_the_short_way_for_ordinary_answers_sees_what_the_long_one_sees(
+    finish: str | None, content: object, more: dict[str, object]
+) -> None:
+    payload: dict[str, object] = {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": content, **more}, "finish_reason": finish}]
+    }
+    short = plain._ordinary_part(payload)
+    assert short is None or short == plain._any_chat_parts(payload)

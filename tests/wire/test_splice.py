@@ -328,6 +328,14 @@ def test_replaced_strings_and_set_members_go_together(text: bytes, key: str, val
         assert flat(document.apply()) == flat(expected.text)
 
 
+def test_an_insertion_inside_a_set_value_goes_and_one_at_its_edge_stays() -> None:
+    document = Document(b'{"a":"xyz"}')
+    document.set("a", b"1")
+    document.replace(7, 7, b"-")
+    document.replace(10, 10, b" ")
+    assert document.apply() == b'{"a":1 }'
+
+
 def test_two_new_keys_and_a_removed_last_one_need_one_comma() -> None:
     document = Document(b'{"a": 1, "b": 2 }')
     document.set("c", b"3")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.wire.kinds import Kind
 from gateway.wire.thinking import (
@@ -313,6 +315,40 @@ def test_whether_a_request_may_think_is_read_off_its_switches(
     family: str, data: dict[str, object], engine: str, kind: Kind, expected: bool
 ) -> None:
     assert may_think(find_family(family, ""), data, engine, kind) is expected
+
+
+odd_values = st.recursive(
+    st.none() | st.booleans() | st.sampled_from(["none", "high", "disabled", "", 0, 1, 0.5]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["thinking", "enable_thinking", "reasoning_effort", "effort", "type", "enabled"]), inner
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "output_config"]),
+        odd_values,
+    ),
+    st.sampled_from([*FAMILIES, UNKNOWN]),
+    st.sampled_from(["vllm", "sglang", "llamacpp", "ollama", "openai"]),
+    st.sampled_from(["chat", "responses", "messages", "completions"]),
+)
+def test_requests_of_any_shape_get_a_plan_that_is_done_once(
+    data: dict[str, object], family: Any, engine: str, kind: Kind
+) -> None:
+    may_think(family, data, engine, kind)
+    wants: tuple[Literal["off", "on"], ...] = ("off", "on")
+    for want in wants:
+        first = plan(family, want, data, engine, kind)
+        again = plan(family, want, done(first.edits, data), engine, kind)
+        assert again.edits == ()
+        if first.is_possible and want == "off":
+            assert may_think(family, done(first.edits, data), engine, kind) is False
 
 
 # --- Names -------------------------------------------------------------------------------------------------------
