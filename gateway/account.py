@@ -16,8 +16,9 @@ from gateway.wire.headers import label_value
 if TYPE_CHECKING:
     from gateway.exchange import Exchange
     from gateway.metrics import PairMeters, RouteMeters, UpstreamMeters
-    from gateway.timing.timeline import Segments
+    from gateway.timing.timeline import Segments, WaitCause
     from gateway.wire.answer import Usage
+    from gateway.wire.stream import StreamReader
 
 NS = 1_000_000_000
 NO_ROUTE = "none"
@@ -103,66 +104,61 @@ class Account:
 
     def close(self, x: Exchange, now: int) -> None:
         """Books one finished exchange. Called exactly once for each, whatever happened to it."""
-        timeline = x.timeline
+        timeline, reader = x.timeline, x.reader
         if not timeline.end:
             timeline.end = now
-        reader = x.reader
+        usage = server = None
         if reader is not None and x.is_stream:
             timeline.event, timeline.token = reader.t_event, reader.t_token
             timeline.visible, timeline.last = reader.t_visible, reader.t_last
+            usage, server = reader.usage, reader.server
+        elif x.plain is not None:
+            usage, server = x.plain.usage, x.plain.server
         x.settle("internal_error", "unsettled")
         segments = timeline.segments()
-        usage = reader.usage if reader is not None and reader.usage is not None else x.plain.usage if x.plain else None
+        causes = wait_causes(timeline, server, x.rtt_ns) if server is not None else []
         pair = self._pair_of(x)
         assert x.outcome is not None
         pair.requests[x.outcome].inc()
         if x.upstream is not None:
-            self._book_time(x, pair, segments)
-            self._book_tokens(x, pair, usage)
-        if x.route is not None:
+            self._book_time(x, pair, segments, causes)
+            if x.is_stream and reader is not None:
+                self._book_stream(x, pair, reader, usage)
+            if usage is not None:
+                _book_tokens(pair, usage)
+        if x.route is not None and (x.changes or x.cleaned or x.budget_action or x.verdict != "ok"):
             self._book_policies(x, self.route(x.route))
-        record = self._record(x, segments, usage)
+        record = record_of(x, segments, usage, causes)
         self._remember(x.request_id, record)
         if self._write is not None:
             self._write(record)
 
-    def _book_time(self, x: Exchange, pair: PairMeters, segments: Segments) -> None:
-        timeline = x.timeline
+    def _book_time(self, x: Exchange, pair: PairMeters, segments: Segments, causes: list[WaitCause]) -> None:
         pair.e2e.observe(segments.total / NS)
         for meter, value in zip(pair.segments, segments, strict=True):
             meter.observe(value / NS)
-        if timeline.sent:
-            self._metrics.overhead.observe(max(0, segments.gateway - timeline.slot_wait_ns) / NS)
-        meters = self.upstream(x.upstream or NO_ROUTE)
-        if x.reason is not None and x.outcome not in ("client_cancelled", "complete"):
-            meters.failure(x.reason)
-        if not x.is_stream or x.reader is None:
-            return
-        reader = x.reader
-        if timeline.ttft_ns is not None:
-            pair.ttft.observe(timeline.ttft_ns / NS)
-            for cause, source, seconds in wait_causes(timeline, reader.server, x.rtt_ns):
+        if x.timeline.sent:
+            self._metrics.overhead.observe(max(0, segments.gateway - x.timeline.slot_wait_ns) / NS)
+        if causes or (x.reason is not None and x.outcome not in ("client_cancelled", "complete")):
+            meters = self.upstream(x.upstream or NO_ROUTE)
+            if x.reason is not None and x.outcome not in ("client_cancelled", "complete"):
+                meters.failure(x.reason)
+            for cause, source, seconds in causes:
                 meters.wait(cause, source).observe(seconds)
-        if timeline.ttfv_ns is not None:
-            pair.ttfv.observe(timeline.ttfv_ns / NS)
+
+    def _book_stream(self, x: Exchange, pair: PairMeters, reader: StreamReader, usage: Usage | None) -> None:
+        """What only a stream can show: plain answers never enter these (C103)."""
+        timeline = x.timeline
+        if timeline.token:
+            pair.ttft.observe(max(0, timeline.token - timeline.recv) / NS)
+        if timeline.visible:
+            pair.ttfv.observe(max(0, timeline.visible - timeline.recv) / NS)
         if reader.gap_count:
             pair.interchunk.add(reader.gaps, reader.gap_sum_ns / NS)
-        if reader.usage is not None and reader.usage.completion is not None:
-            tpot = timeline.tpot_ns(reader.usage.completion, reader.first_chunk_tokens)
+        if usage is not None and usage.completion is not None:
+            tpot = timeline.tpot_ns(usage.completion, reader.first_chunk_tokens)
             if tpot is not None:
                 pair.tpot.observe(tpot / NS)
-
-    def _book_tokens(self, x: Exchange, pair: PairMeters, usage: Usage | None) -> None:
-        if usage is None:
-            return
-        for kind, count in (
-            ("prompt", usage.prompt),
-            ("cached", usage.cached),
-            ("reasoning", usage.reasoning),
-            ("completion", usage.completion),
-        ):
-            if count:
-                pair.tokens[kind].inc(count)
 
     def _book_policies(self, x: Exchange, meters: RouteMeters) -> None:
         for change in x.changes:
@@ -176,40 +172,6 @@ class Account:
             meters.budget_exceeded[x.budget_action].inc()
         if x.verdict in ("burnt_by_thinking", "empty", "misrouted"):
             meters.empty_answers[x.verdict].inc()
-
-    def _record(self, x: Exchange, segments: Segments, usage: Usage | None) -> dict[str, object]:
-        timeline = x.timeline
-        record: dict[str, object] = {
-            "time": time.time(),
-            "request_id": x.request_id,
-            "path": label_value(x.path, 200),
-            "route": x.route,
-            "upstream": x.upstream,
-            "model": label_value(x.model) if x.model is not None else None,
-            "key": x.key_name,
-            "status": x.status or None,
-            "outcome": x.outcome,
-            "reason": x.reason,
-            "stream": x.is_stream,
-            "attempts": x.attempts,
-            "changes": list(x.changes),
-            "budget": x.budget_action,
-            "verdict": x.verdict,
-            "e2e_ms": _ms(segments.total),
-            "ttft_ms": _ms(timeline.ttft_ns) if x.is_stream else None,
-            "ttfv_ms": _ms(timeline.ttfv_ns) if x.is_stream else None,
-            "ttft_source": "stream" if x.is_stream and timeline.token else "none",
-        }
-        record |= {f"{name}_ms": _ms(value) for name, value in segments._asdict().items()}
-        record["prompt_tokens"] = usage.prompt if usage else None
-        record["cached_tokens"] = usage.cached if usage else None
-        record["completion_tokens"] = usage.completion if usage else None
-        record["reasoning_tokens"] = usage.reasoning if usage else None
-        if x.reader is not None and x.is_stream:
-            record["chunks"] = x.reader.token_events
-            causes = wait_causes(timeline, x.reader.server, x.rtt_ns) if timeline.token else ()
-            record["wait_causes"] = {f"{cause}_ms": _ms(int(s * NS)) for cause, _, s in causes}
-        return record
 
     def _remember(self, request_id: str, record: dict[str, object]) -> None:
         self._recent.pop(request_id, None)
@@ -226,5 +188,59 @@ class Account:
         return [record for record, _ in zip(reversed(self._recent.values()), range(count), strict=False)]
 
 
-def _ms(value_ns: float | None) -> float | None:
-    return None if value_ns is None else round(value_ns / 1_000_000, 3)
+def _book_tokens(pair: PairMeters, usage: Usage) -> None:
+    tokens = pair.tokens
+    if usage.prompt:
+        tokens["prompt"].inc(usage.prompt)
+    if usage.cached:
+        tokens["cached"].inc(usage.cached)
+    if usage.completion:
+        tokens["completion"].inc(usage.completion)
+    if usage.reasoning:
+        tokens["reasoning"].inc(usage.reasoning)
+
+
+def record_of(x: Exchange, segments: Segments, usage: Usage | None, causes: list[WaitCause]) -> dict[str, object]:
+    """The canonical line of a request: log, `/gateway/requests/ID`, status page. Holds no prompt, answer or key."""
+    timeline, is_stream = x.timeline, x.is_stream
+    record: dict[str, object] = {
+        "time": time.time(),  # noqa: TID251  a date for people; durations come from the timeline
+        "request_id": x.request_id,
+        "path": label_value(x.path, 200),
+        "route": x.route,
+        "upstream": x.upstream,
+        "model": label_value(x.model) if x.model is not None else None,
+        "key": x.key_name,
+        "status": x.status or None,
+        "outcome": x.outcome,
+        "reason": x.reason,
+        "stream": is_stream,
+        "attempts": x.attempts,
+        "changes": x.changes,
+        "budget": x.budget_action,
+        "verdict": x.verdict,
+        "e2e_ms": segments.total // 1000 / 1000,
+        "ttft_ms": _ms(timeline.ttft_ns) if is_stream else None,
+        "ttfv_ms": _ms(timeline.ttfv_ns) if is_stream else None,
+        "ttft_source": "stream" if is_stream and timeline.token else "none",
+        "upload_ms": segments.upload // 1000 / 1000,
+        "gateway_ms": segments.gateway // 1000 / 1000,
+        "connect_ms": segments.connect // 1000 / 1000,
+        "wait_ms": segments.wait // 1000 / 1000,
+        "reasoning_ms": segments.reasoning // 1000 / 1000,
+        "decode_ms": segments.decode // 1000 / 1000,
+        "tail_ms": segments.tail // 1000 / 1000,
+        "prompt_tokens": usage.prompt if usage else None,
+        "cached_tokens": usage.cached if usage else None,
+        "completion_tokens": usage.completion if usage else None,
+        "reasoning_tokens": usage.reasoning if usage else None,
+    }
+    if is_stream and x.reader is not None:
+        record["chunks"] = x.reader.token_events
+    if is_stream or causes:
+        record["wait_causes"] = {f"{cause}_ms": round(seconds * 1000, 3) for cause, _, seconds in causes}
+    return record
+
+
+def _ms(value_ns: int | None) -> float | None:
+    return None if value_ns is None else value_ns // 1000 / 1000

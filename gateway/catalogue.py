@@ -75,13 +75,17 @@ def _routes_of(runtime: Runtime, prefix: str, key: Key | None) -> list[RouteStat
 
 
 def _own_entry(name: str, route: RouteState) -> JsonObject:
-    """A name that a route listens to, with the limits of the model behind it where they are known."""
+    """A name that a route listens to: the server's own entry if the name is the server's, else one of ours with the
+    limits of the model behind it where they are known."""
     entry: JsonObject = {"id": name, "object": "model", "created": 0, "owned_by": "firsttoken"}
     target = route.config.model or name
     for state in route.upstreams:
         for model in state.models:
-            if model.get("id") == target and "max_model_len" in model:
-                entry["max_model_len"] = model["max_model_len"]
+            if model.get("id") == target:
+                if target == name:
+                    return model
+                if "max_model_len" in model:
+                    entry["max_model_len"] = model["max_model_len"]
     return entry
 
 

@@ -45,10 +45,12 @@ class Call(Protocol):
     received_ns: int
     body_ns: int  # 0 until the body is complete
 
+    is_started: bool
+    is_paused: bool  # the client takes nothing at the moment
+    stalled: bool  # it took nothing for so long that its connection was cut
+
     @property
     def is_gone(self) -> bool: ...
-    @property
-    def is_started(self) -> bool: ...
     async def read_body(self, limit: int, take: Callable[[int], bool]) -> bytes:
         """The whole body. `take` is told of bytes as they come and says whether there is room for them.
 

@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Literal
 
 from gateway.catalogue import answer_models
+from gateway.complaints import outcome_of
 from gateway.errors import (
     GatewayError,
     Internal,
@@ -21,9 +22,6 @@ from gateway.errors import (
     Overloaded,
     RouteForbidden,
     Unauthorized,
-    UpstreamBadResponse,
-    UpstreamError,
-    UpstreamTimeout,
     UpstreamUnavailable,
     body_of,
     headers_of,
@@ -234,7 +232,7 @@ class Proxy:
         x.error = error
         if relay is not None and relay.break_off(error, self._clock()):
             return
-        x.settle(_outcome_of(error), error.reason)
+        x.settle(outcome_of(error), error.reason)
         if call.is_gone:
             return
         if call.is_started:
@@ -283,16 +281,6 @@ class Leaving:
     def on_client_resumed(self) -> None:
         if self.relay is not None:
             self.relay.on_client_resumed()
-
-
-def _outcome_of(error: GatewayError):  # type: ignore[no-untyped-def]
-    if isinstance(error, UpstreamTimeout):
-        return "upstream_timeout"
-    if isinstance(error, UpstreamBadResponse) and error.reason in ("body_cut", "reset_mid", "no_finish"):
-        return "upstream_truncated"
-    if isinstance(error, UpstreamError):
-        return "upstream_error"
-    return "internal_error" if isinstance(error, Internal) else "refused"
 
 
 def _draining() -> GatewayError:

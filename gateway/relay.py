@@ -17,15 +17,18 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gateway.errors import GatewayError, Internal, UpstreamBadResponse, UpstreamError, UpstreamTimeout, event_of
-from gateway.policy.deadline import Progress, due
+from gateway.complaints import broken_off, no_stream, nothing_came, outcome_of, unfinished, unusable_head
+from gateway.errors import GatewayError, event_of
+from gateway.patience import Patience
 from gateway.wire.headers import Headers
+from gateway.wire.kinds import GENERATING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.config import Route
     from gateway.exchange import Call, Exchange
+    from gateway.policy.deadline import Progress
     from gateway.upstream.connection import Lost, UpstreamConnection
     from gateway.upstream.http1 import ResponseHead
     from gateway.wire.stream import StreamReader
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
 
 HOLD_LIMIT = 256 * 1024  # a plain answer up to here is judged before it is sent; beyond, it streams through
 DRAIN_S = 1.0  # for the last chunk of an upstream that already said [DONE]
-NS = 1_000_000_000
 KEEP_ALIVE = b": keep-alive\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
@@ -61,11 +63,11 @@ class Result:
 
 
 class Relay:
-    """One attempt. Implements `upstream.connection.Sink` and `exchange.CallWatcher`."""
+    """One attempt. Implements `upstream.connection.Sink`, `exchange.CallWatcher` and `patience.Waiting`."""
 
     __slots__ = (
-        "_body_size", "_call", "_clock", "_connection", "_exchange", "_head", "_head_for", "_held", "_loop", "_opaque", "_progress",
-        "_raw", "_route", "_seen_others", "_state", "_stripper", "_timer", "_to_trailer", "reader", "result",
+        "_body_size", "_call", "_connection", "_exchange", "_head", "_head_for", "_held", "_patience", "_raw", "_seen_others",
+        "_state", "_stripper", "_to_trailer", "reader", "result",
     )  # fmt: skip
 
     def __init__(
@@ -79,26 +81,21 @@ class Relay:
         clock: Callable[[], int],
         trailer: Callable[[], bytes] | None = None,
     ) -> None:
-        self._clock = clock
         self._exchange = exchange
         self._call = call
-        self._route = route
         self.reader = reader
         self._stripper = stripper
         self._head_for = head_for
         self._to_trailer = trailer
-        self._loop = asyncio.get_running_loop()
-        self.result: asyncio.Future[Result] = self._loop.create_future()
+        self.result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._connection: UpstreamConnection | None = None
         self._state: State = "held"
         self._head: ResponseHead | None = None
         self._held: list[bytes] = []
         self._body_size = 0
         self._raw = False  # compressed or of no kind that we read: relayed, not looked at
-        self._opaque = exchange.kind == "opaque"
         self._seen_others = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._progress = Progress(received=exchange.timeline.recv, started=clock(), is_stream=exchange.is_stream)
+        self._patience = Patience(self, exchange, route, clock)
 
     def __repr__(self) -> str:
         return f"<Relay {self._state}, {self._body_size} bytes>"
@@ -108,37 +105,45 @@ class Relay:
         """Something of an answer is out: nothing else may be tried."""
         return self._state != "held" or self._call.is_started
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing is waited for any more."""
+        return self._state == "ended" or self.result.done()
+
     async def run(self, connection: UpstreamConnection, head: bytes, body: bytes) -> Result:
         """Sends the request and waits for the end. The caller's leaving and every limit end it, never an exception."""
         self._connection = connection
         try:
-            self._tick(self._progress.started)
+            self._patience.begin()
             if not self.result.done():
                 connection.send(head, body, self)
-                if getattr(self._call, "is_paused", False):
+                if self._call.is_paused:
                     self.on_client_paused()
             del body
             return await self.result
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._patience.end()
             self._connection = None
 
     # From the upstream's connection
 
     def on_sent(self, now: int) -> None:
-        self._progress.sent = now
+        self._patience.progress.sent = now
         if not self._exchange.timeline.header:
             self._exchange.timeline.sent = now
 
     def on_head(self, head: ResponseHead, now: int) -> None:
         self._head = head
         self._exchange.timeline.header = now
-        if not self._progress.sent:
+        if not self._patience.progress.sent:
             self.on_sent(now)  # an early answer, while the request was still being written
-        problem = self._judge(head)
+        is_opaque = self._exchange.kind == "opaque"
+        self._raw = is_opaque or head.is_coded
+        problem = unusable_head(
+            head, is_stream=self._exchange.is_stream, is_opaque=is_opaque, is_committed=self._is_sse_committed
+        )
         if problem is not None:
-            self._fail(problem, now)
+            self.fail(problem, now)
 
     def on_body(self, data: bytes, now: int) -> None:
         if self._state == "passing":
@@ -153,21 +158,19 @@ class Relay:
             reader.feed(data, now)
             if reader.is_done:
                 self._end_stream(now)
-            return
-        if self._state == "held":
+        elif self._state == "held":
             self._hold(data, now)
 
     def on_end(self, now: int) -> None:
         if self._state == "ended":
             self._finish(Result("sent"))
-        elif self._is_event_stream:
+        elif self._head is not None and self._head.is_event_stream:
             self._stream_ended(now)
         elif self._state == "held":
             if self._is_sse_committed and self._head is not None and self._head.status < 400:
-                self._fail(_mode_mismatch(), now)
+                self.fail(no_stream(), now)
                 return
-            self._exchange.timeline.end = now
-            self._finish(Result("held", self._head, b"".join(self._held)))
+            self._finish_unsent(Result("held", self._head, b"".join(self._held)), now)
         else:
             self._exchange.timeline.end = now
             self._exchange.settle("complete")
@@ -177,34 +180,25 @@ class Relay:
     def on_lost(self, lost: Lost, now: int) -> None:
         if self._state == "ended":
             self._finish(Result("sent"))
-            return
-        if not self._is_sse_committed and self._state == "held":
-            self._exchange.timeline.end = now
-            self._finish(Result("lost", self._head, lost=lost))
-            return
-        sentence = "The model server broke off in the middle of its answer; what came before this is incomplete."
-        self._break(UpstreamBadResponse(sentence, reason=lost.reason, code="upstream_bad_response"), now)
+        elif self._state == "held" and not self._is_sse_committed:
+            self._finish_unsent(Result("lost", self._head, lost=lost), now)
+        else:
+            self._break(broken_off(lost), now)
 
     # From the client's connection
 
     def on_client_gone(self) -> None:
         if self._state != "ended":
-            if getattr(self._call, "stalled", False):
-                self._exchange.settle("client_cancelled", "client_stalled")
-            else:
-                self._exchange.settle("client_cancelled")
-            if self._connection is not None:
-                self._connection.close()
-            self._finish(Result("gone"))
+            self._exchange.settle("client_cancelled", "client_stalled" if self._call.stalled else None)
+            self._finish(Result("gone"), close=True)
 
     def on_client_paused(self) -> None:
-        self._progress.is_paused = True
+        self._patience.progress.is_paused = True
         if self._connection is not None and self._state != "ended":
             self._connection.pause_reading()
 
     def on_client_resumed(self) -> None:
-        self._progress.is_paused = False
-        self._progress.last_event = self._clock()  # the silence until now was not the upstream's
+        self._patience.resume()
         if self._connection is not None:
             self._connection.resume_reading()
 
@@ -218,96 +212,62 @@ class Relay:
     # Holding and committing
 
     @property
-    def _is_event_stream(self) -> bool:
-        content_type = self._head.get(b"content-type") if self._head is not None else None
-        return content_type is not None and content_type.lower().startswith(b"text/event-stream")
-
-    @property
     def _is_sse_committed(self) -> bool:
         """A heartbeat committed the response to be a stream before the upstream said anything."""
         return self._call.is_started and self._exchange.is_stream
 
-    def _judge(self, head: ResponseHead) -> GatewayError | None:
-        """Why this head cannot be relayed, if so."""
-        encoding = head.get(b"content-encoding")
-        is_coded = encoding is not None and encoding.lower() != b"identity"
-        self._raw = self._opaque or is_coded
-        if is_coded and self._is_sse_committed and head.status < 400:
-            return UpstreamBadResponse(
-                "The model server compressed its stream although `identity` was asked for.", reason="content_encoding"
-            )
-        if 300 <= head.status < 400:
-            return UpstreamBadResponse(
-                "The model server answered with a redirect, which is never followed; check `url` of the upstream.",
-                reason="redirect",
-            )
-        if head.status >= 400:
-            return None
-        content_type = head.get(b"content-type")
-        if content_type is not None and content_type.lower().startswith(b"text/html"):
-            return UpstreamBadResponse(
-                "The upstream answered with a web page instead of JSON; is `url` really a model server's?",
-                reason="content_type",
-            )
-        if not self._opaque and not self._exchange.is_stream and self._is_event_stream:
-            return UpstreamBadResponse(
-                "The model server answered with a stream although none was asked for.", reason="mode_mismatch"
-            )
-        return None
-
     def _hold(self, data: bytes, now: int) -> None:
         self._body_size += len(data)
         self._held.append(data)
-        assert self._head is not None
-        if self._is_event_stream and self._head.status < 400:
-            if self._raw:
-                self._commit(now)
-                return
-            reader = self.reader
-            reader.feed(data, now)
-            if reader.error is not None and not self._is_sse_committed:
-                self._exchange.timeline.end = now
-                self._finish(Result("stream_error", self._head, b"".join(self._held)), close=True)
-            elif reader.events or reader.comments or self._body_size > HOLD_LIMIT or self._is_sse_committed:
-                self._commit(now)
-                if reader.is_done:
-                    self._end_stream(now)
-        elif self._opaque and self._head.status < 400:
+        head = self._head
+        assert head is not None
+        if head.status < 400 and (self._exchange.kind == "opaque" or (head.is_event_stream and self._raw)):
             self._commit(now)
+        elif head.status < 400 and head.is_event_stream:
+            self._hold_event(data, now)
         elif self._body_size > HOLD_LIMIT:
-            if self._exchange.is_stream and self._head.status < 400:
-                self._fail(_mode_mismatch(), now)
+            if self._exchange.is_stream and head.status < 400:
+                self.fail(no_stream(), now)
             else:
                 self._raw = True
                 self._commit(now)
 
+    def _hold_event(self, data: bytes, now: int) -> None:
+        """The beginning of a stream: held until its first event (or comment) is whole."""
+        reader = self.reader
+        reader.feed(data, now)
+        if reader.error is not None and not self._is_sse_committed:
+            self._finish_unsent(Result("stream_error", self._head, b"".join(self._held)), now, close=True)
+        elif reader.events or reader.comments or self._body_size > HOLD_LIMIT or self._is_sse_committed:
+            self._commit(now)
+            if reader.is_done:
+                self._end_stream(now)
+
     def _commit(self, now: int) -> None:
         """The head goes out, and with it what was held."""
-        assert self._head is not None
+        head = self._head
+        assert head is not None
         if not self._call.is_started:
-            length = None if self._is_event_stream or self._stripper is not None else self._head.content_length
-            self._exchange.status = self._head.status
-            self._call.start(self._head.status, self._head_for(self._head), length)
-        data = b"".join(self._held) if len(self._held) != 1 else self._held[0]
+            length = None if head.is_event_stream or self._stripper is not None else head.content_length
+            self._exchange.status = head.status
+            self._call.start(head.status, self._head_for(head), length)
+        data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
         self._held.clear()
         self._state = "passing"
-        if self._raw or not self._is_event_stream:  # bytes that must not be looked into, nor added to
+        if self._raw or not head.is_event_stream:  # bytes that must not be looked into, nor added to
             self._stripper = self._to_trailer = None
         passed = data if self._stripper is None else self._stripper.feed(data)
         self._call.write(passed if self._raw or b"[DONE]" not in passed else _until_done(passed))
-        self._progress.last_write = now
+        self._patience.progress.last_write = now
 
     # Ends
 
     def _end_stream(self, now: int) -> None:
         """The stream said that it is done: the client's answer ends at once, whatever the upstream does then."""
-        self._exchange.timeline.end = now
-        self._exchange.settle("upstream_error" if self.reader.error is not None else "complete", self._error_reason())
+        self._settle_read(now)
         self._close_client_stream()
         self._state = "ended"
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(DRAIN_S, self._stop_draining)
+        self._patience.call_later(DRAIN_S, self._stop_draining)
 
     def _stream_ended(self, now: int) -> None:
         """End of the upstream's body without its end mark."""
@@ -316,41 +276,31 @@ class Relay:
         reader.close(now)
         if self._state == "held":
             if reader.error is not None and not self._is_sse_committed:
-                self._exchange.timeline.end = now
-                self._finish(Result("stream_error", self._head, b"".join(self._held)))
+                self._finish_unsent(Result("stream_error", self._head, b"".join(self._held)), now)
                 return
             if not reader.events and not self._is_sse_committed:
-                self._fail(
-                    UpstreamBadResponse("The model server's stream ended before its first event.", reason="no_finish"),
-                    now,
-                )
+                self.fail(nothing_came(), now)
                 return
             self._commit(now)
-        if self._raw or reader.is_done or reader.is_finished or reader.inspect_lost:
-            self._exchange.timeline.end = now
-            self._exchange.settle("upstream_error" if reader.error is not None else "complete", self._error_reason())
-            self._close_client_stream()
-            self._finish(Result("sent"))
-        elif reader.error is not None:
-            self._exchange.timeline.end = now
-            self._exchange.settle("upstream_error", "stream_error")
+        is_whole = self._raw or reader.is_done or reader.is_finished or reader.inspect_lost
+        if not is_whole and reader.error is None:
+            self._break(unfinished(), now, is_open=was_open)
+            return
+        self._settle_read(now)
+        if not is_whole:  # an error that ended the stream without its end mark, which one client waits for
             self._flush_stripper()
             done = b"data: [DONE]\n\n" if self._exchange.api == "openai" else b""
             self._call.write(b"\n\n" + done if was_open else done)
-            self._close_client_stream()
-            self._finish(Result("sent"))
-        else:
-            self._break(
-                UpstreamBadResponse(
-                    "The model server ended its stream without finishing the answer.", reason="no_finish"
-                ),
-                now,
-                outcome="upstream_truncated",
-                is_open=was_open,
-            )
+        self._close_client_stream()
+        self._finish(Result("sent"))
 
-    def _error_reason(self) -> str | None:
-        return "stream_error" if self.reader.error is not None else None
+    def _settle_read(self, now: int) -> None:
+        """The outcome of a stream that was read to its end."""
+        self._exchange.timeline.end = now
+        if self.reader.error is not None:
+            self._exchange.settle("upstream_error", "stream_error")
+        else:
+            self._exchange.settle("complete")
 
     def _flush_stripper(self) -> None:
         if self._stripper is not None:
@@ -363,32 +313,23 @@ class Relay:
         self._call.end()
 
     def _stop_draining(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._finish(Result("sent"))
+        self._finish(Result("sent"), close=True)
 
-    def _fail(self, error: GatewayError, now: int) -> None:
+    def fail(self, error: GatewayError, now: int) -> None:
         """An answer that cannot be used; told in the stream if a heartbeat committed it, else left to the task."""
         if self.is_committed:
             self._break(error, now)
         else:
-            self._exchange.timeline.end = now
-            self._finish(Result("failed", self._head, error=error), close=True)
+            self._finish_unsent(Result("failed", self._head, error=error), now, close=True)
 
-    def _break(self, error: GatewayError, now: int, outcome: str | None = None, *, is_open: bool = False) -> None:
+    def _break(self, error: GatewayError, now: int, *, is_open: bool = False) -> None:
         """A started answer goes wrong: one error event for a stream, a visible cut for anything else."""
         exchange = self._exchange
         exchange.timeline.end = now
         exchange.error = error
-        if outcome == "upstream_truncated" or (isinstance(error, UpstreamBadResponse) and error.reason in _CUTS):
-            exchange.settle("upstream_truncated", error.reason)
-        elif isinstance(error, UpstreamTimeout):
-            exchange.settle("upstream_timeout", error.reason)
-        elif isinstance(error, Internal):
-            exchange.settle("internal_error", error.reason)
-        else:
-            exchange.settle("upstream_error" if isinstance(error, UpstreamError) else "refused", error.reason)
-        if (self._is_event_stream or self._is_sse_committed) and not (self._raw and self._state == "passing"):
+        exchange.settle(outcome_of(error), error.reason)
+        is_stream = (self._head is not None and self._head.is_event_stream) or self._is_sse_committed
+        if is_stream and not (self._raw and self._state == "passing"):
             opening = b"\n\n" if is_open or self.reader.is_open else b""
             self._call.write(opening + event_of(error, exchange.api))
             if self._to_trailer is not None:
@@ -397,9 +338,11 @@ class Relay:
         else:
             self._call.abort()
         self._state = "ended"
-        if self._connection is not None:
-            self._connection.close()
-        self._finish(Result("sent", error=error))
+        self._finish(Result("sent", error=error), close=True)
+
+    def _finish_unsent(self, result: Result, now: int, *, close: bool = False) -> None:
+        self._exchange.timeline.end = now
+        self._finish(result, close=close)
 
     def _finish(self, result: Result, *, close: bool = False) -> None:
         if close and self._connection is not None:
@@ -407,37 +350,13 @@ class Relay:
         if not self.result.done():
             self.result.set_result(result)
 
-    # Time
+    # For the timer
 
-    def _tick(self, now: int) -> None:
-        """Does what is due and sets one timer for the next look."""
-        progress = self._progress
-        self._note_progress(now)
-        action, when = due(progress, self._route.timeouts, self._route.budget, now)
-        if action == "budget":
-            progress.budget_passed = True
-            self._exchange.budget_action = self._route.budget.on_exceed
-        elif action == "heartbeat":
-            self._beat(now)
-        elif action != "none":
-            self._time_out(action, now)
-        if self.result.done() or self._state == "ended":
-            return
-        if action != "none":
-            _, when = due(progress, self._route.timeouts, self._route.budget, now)
-        delay = max(0.0005, (when - now) / NS)
-        self._timer = self._loop.call_later(delay, self._tick_late, when)
-
-    def _tick_late(self, when: int) -> None:
-        if not self.result.done() and self._state != "ended":
-            self._tick(max(when, self._clock()))
-
-    def _note_progress(self, now: int) -> None:
-        reader, progress = self.reader, self._progress
-        if not progress.is_stream:
-            return
-        progress.token = reader.t_token or (now if self._raw and self._state == "passing" else 0)
-        # Tokens are stamped as they come; whatever else came since the last look is taken to have come just now.
+    def note(self, progress: Progress, now: int) -> None:
+        """Tokens are stamped as they come; whatever else came since the last look is taken to have come just now."""
+        reader, head = self.reader, self._head
+        is_passing = self._state == "passing"
+        progress.token = reader.t_token or (now if self._raw and is_passing else 0)
         last, others = reader.t_last, reader.events - reader.token_events + reader.comments
         if self._raw:
             others = self._body_size
@@ -446,45 +365,23 @@ class Relay:
             last = now
         if last > progress.last_event:
             progress.last_event = last
-            if self._state == "passing":
+            if is_passing:
                 progress.last_write = max(progress.last_write, last)
         progress.can_beat = (
             not self._raw
-            and (self._head is None or (self._is_event_stream and self._head.status < 400))
+            and (head is None or (head.is_event_stream and head.status < 400))
             and not reader.is_open
             and not reader.saw_id
-            and self._exchange.kind in ("chat", "completions", "messages", "responses")
+            and self._exchange.kind in GENERATING
             and not progress.is_paused
         )
 
-    def _beat(self, now: int) -> None:
+    def beat(self, now: int) -> None:
         """Keeps the caller's and every hop's idle timers quiet; the first one commits the response to be a stream."""
         if not self._call.is_started:
             self._exchange.status = 200
             self._call.start(200, self._head_for(self._head), None)
         self._call.write(PING if self._exchange.api == "anthropic" else KEEP_ALIVE)
-        self._progress.last_write = now
-
-    def _time_out(self, action: str, now: int) -> None:
-        limits = self._route.timeouts
-        name = self._exchange.upstream
-        sentence = {
-            "first_token": f"no first token from upstream `{name}` within {limits.first_token_ms} ms (`timeouts.first_token_ms`)",
-            "idle": f"upstream `{name}` was silent for {limits.idle_ms} ms in the middle of its answer (`timeouts.idle_ms`)",
-            "total": f"the request took longer than {limits.total_ms} ms (`timeouts.total_ms`)",
-            "write_stall": f"upstream `{name}` did not take the request within 30 s",
-        }[action]
-        reason = {
-            "first_token": "first_token_timeout",
-            "idle": "stall",
-            "total": "total_timeout",
-            "write_stall": "write_stall",
-        }[action]
-        text = f"The model server was too slow: {sentence}. Is it overloaded, or still warming up?"
-        self._fail(UpstreamTimeout(text, reason=reason), now)
-
-
-_CUTS = frozenset(("body_cut", "reset_mid", "no_finish", "bad_framing"))
 
 
 def _until_done(data: bytes) -> bytes:
@@ -494,9 +391,3 @@ def _until_done(data: bytes) -> bytes:
         return data  # the words of an answer
     end = data.find(b"\n\n", start)
     return data if end < 0 else data[: end + 2]
-
-
-def _mode_mismatch() -> UpstreamBadResponse:
-    return UpstreamBadResponse(
-        "The model server did not answer with a stream although one was asked for.", reason="mode_mismatch"
-    )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gateway.errors import GatewayError, UpstreamBadResponse
+from gateway.complaints import no_answer
 from gateway.exchange import ClientGone
 from gateway.judging import Verdicts
 from gateway.policy.clean import clean_body, may_need_cleaning
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from gateway.exchange import Call, Exchange, Share
     from gateway.proxy import Leaving
     from gateway.runtime import RouteState
-    from gateway.upstream.connection import Lost
     from gateway.upstream.http1 import ResponseHead
     from gateway.upstream.state import UpstreamState
     from gateway.wire.headers import Headers
@@ -271,7 +270,7 @@ class Sender:
             raise result.error
         if result.kind == "lost":
             assert result.lost is not None
-            raise _error_of(result.lost, state.name)
+            raise no_answer(result.lost, state.name)
         if result.kind == "sent":
             self._verdicts.stream(x, prepared.route, state)
             return None
@@ -363,16 +362,3 @@ def _is_nested(data: bytes) -> bool:
     except ValueError:
         return False
     return isinstance(payload, dict) and isinstance(payload.get("error"), dict)
-
-
-def _error_of(lost: Lost, name: str) -> GatewayError:
-    sentences = {
-        "eof_no_bytes": "closed the connection without an answer",
-        "reset_no_bytes": "reset the connection without an answer",
-        "eof_in_head": "broke off inside its response head",
-        "not_http": "does not answer in HTTP; is `url` right, and http or https?",
-        "body_cut": "broke off in the middle of its answer",
-        "reset_mid": "reset the connection in the middle of its answer",
-    }
-    what = sentences.get(lost.reason, f"broke the rules of HTTP: {lost.detail}")
-    return UpstreamBadResponse(f"Upstream `{name}` {what}. It may have crashed; see its log.", reason=lost.reason)

@@ -134,7 +134,7 @@ FIRST_TOKEN = [
     ),
     Panel(
         "The wait, by cause",
-        "Mean per stream whose causes are known, from the model server's own numbers. "
+        "Mean per request whose causes are known, from the model server's own numbers. "
         "network: one round trip. "
         "input: chat template and tokenizer. "
         "queue: waiting at the server for its turn. "

@@ -63,7 +63,7 @@ def first_token_wait() -> str:
 
 
 def wait_cause(name: str) -> str:
-    """Mean seconds per stream whose causes are known; `max`, since not every stream has each cause."""
+    """Mean seconds per request whose causes are known; `max`, since not every request has each cause."""
     told = rate("wait_seconds_count", UPSTREAM, "cause")
     part = rate("wait_seconds_sum", f'{UPSTREAM}, cause="{name}"')
     return or_zero(share(part, f"max({told})"))

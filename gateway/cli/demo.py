@@ -92,10 +92,9 @@ def as_json(takes: Sequence[Take], language: Language, speed: float) -> str:
 
 def picture(takes: Sequence[Take], language: Language, speed: float) -> str:
     """The story as an SVG that needs nothing from elsewhere."""
-    from rich._export_format import CONSOLE_SVG_FORMAT
-
-    own = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    own = own.replace("font-variant-east-asian: full-width;", "").replace("Fira Code, monospace", "monospace")
     console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), highlight=False, color_system="truecolor")
     console.print(story(takes, language, speed))
-    return console.export_svg(title="firsttoken demo", code_format=own, unique_id="firsttoken")
+    drawn = console.export_svg(title="firsttoken demo", unique_id="firsttoken")
+    # rich names a font on somebody else's server, and asks for wide letters that not every browser keeps in line.
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    return drawn.replace("font-variant-east-asian: full-width;", "").replace("Fira Code, monospace", "monospace")

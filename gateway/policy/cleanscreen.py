@@ -118,11 +118,11 @@ def _may_hold_long_run(raw: bytes, is_ascii: bool, has_escapes: bool, is_escaped
 
 def _is_long_run(raw: bytes, at: int) -> bool:
     """True if what repeats here goes on for so long that it may be a run beyond the limit that began a stride ago."""
+    unit = raw[at : at + _PERIOD]
+    if unit.isalnum():
+        return False  # letters and digits are never cut; base64 is full of `AAAA`, and each place of it comes here
     repeats = _REPEATS.match(raw, at)
     assert repeats is not None  # there are 24 bytes
-    unit = repeats[1]
-    if unit.isalnum():
-        return False  # letters and digits are never cut; base64 is full of `AAAA`
     size = next(size for size in _SIZES if unit == unit[:size] * (_PERIOD // size))
     return repeats.end() - at > MAX_ALLOWED_RUN * size - _STRIDE - 2 * _PERIOD
 

@@ -9,7 +9,6 @@ One parser serves one connection; `start()` begins the next response.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import httptools
 
@@ -37,14 +36,29 @@ class ProtocolViolation(Exception):
         self.detail = detail
 
 
-@dataclass(slots=True, frozen=True)
 class ResponseHead:
-    """Status and header fields as they came, names in lower case."""
+    """Status and header fields as they came, names in lower case, and what is asked of them more than once."""
 
-    status: int
-    headers: Headers
-    content_length: int | None
-    is_chunked: bool
+    __slots__ = ("content_length", "headers", "is_chunked", "is_coded", "is_event_stream", "media_type", "status")
+
+    def __init__(self, status: int, headers: Headers, content_length: int | None, is_chunked: bool) -> None:
+        self.status = status
+        self.headers = headers
+        self.content_length = content_length
+        self.is_chunked = is_chunked
+        self.media_type = b""
+        """`content-type` without parameters, in lower case; empty when there is none."""
+        self.is_coded = False
+        """A `content-encoding` other than identity: the bytes can be passed on and not looked into."""
+        for name, value in headers:
+            if name == b"content-type" and not self.media_type:
+                self.media_type = value.partition(b";")[0].strip().lower()
+            elif name == b"content-encoding":
+                self.is_coded = value.lower() != b"identity"
+        self.is_event_stream = self.media_type == b"text/event-stream"
+
+    def __repr__(self) -> str:
+        return f"<ResponseHead {self.status} {self.media_type.decode('latin-1')}>"
 
     def get(self, name: bytes) -> bytes | None:
         """First value of a field."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,9 +24,6 @@ from gateway.web.status import status_of
 if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.config import Key
-
-_READ: Final = ["GET", "HEAD"]
-
 
 def control_plane(gateway: Gateway) -> FastAPI:
     """The application for one gateway."""
@@ -71,12 +68,15 @@ def _only_admin(gateway: Gateway) -> Callable[[Request], Awaitable[None]]:
 
 
 def _add_health(app: FastAPI, gateway: Gateway) -> None:
-    @app.api_route("/health", methods=_READ, tags=["health"], summary="Is the process alive?", operation_id="health")
-    @app.api_route("/healthz", methods=_READ, include_in_schema=False)
+    @app.get("/health", tags=["health"], summary="Is the process alive?")
+    @app.get("/healthz", include_in_schema=False)
+    @app.head("/health", include_in_schema=False)
+    @app.head("/healthz", include_in_schema=False)
     async def health() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
-    @app.api_route("/readyz", methods=_READ, tags=["health"], summary="Can it serve?", operation_id="ready")
+    @app.get("/readyz", tags=["health"], summary="Can it serve?")
+    @app.head("/readyz", include_in_schema=False)
     async def ready(response: Response) -> dict[str, object]:
         """200 while an upstream is usable and the process is not draining, else 503."""
         is_ready = gateway.runtime.is_ready and not gateway.is_draining
@@ -143,20 +143,19 @@ def _add_errors(app: FastAPI) -> None:
     """Errors of the control plane in the same shape as everywhere."""
 
     @app.exception_handler(StarletteHTTPException)
-    async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
+    async def refused(_request: Request, error: StarletteHTTPException) -> JSONResponse:
         codes = {401: "unauthorized", 403: "route_forbidden", 404: "not_found", 405: "method_not_allowed"}
-        code = codes.get(error.status_code, "bad_request")
-        body = {"error": {"message": str(error.detail), "type": "gateway_error", "param": None, "code": code}}
-        return JSONResponse(body, error.status_code, headers=error.headers)
+        return _error(error.status_code, codes.get(error.status_code, "bad_request"), str(error.detail), error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        body = {
-            "error": {
-                "message": "The request is not valid.",
-                "type": "gateway_error",
-                "param": None,
-                "code": "bad_request",
-            }
-        }
-        return JSONResponse(body, 422)
+    async def invalid(_request: Request, _error_: RequestValidationError) -> JSONResponse:
+        return _error(422, "bad_request", "The request is not valid.")
+
+    @app.exception_handler(Exception)
+    async def failed(_request: Request, _error_: Exception) -> JSONResponse:
+        return _error(500, "internal", "The gateway failed on this request; its log says where.")
+
+
+def _error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    body = {"error": {"message": message, "type": "gateway_error", "param": None, "code": code}}
+    return JSONResponse(body, status, headers=headers)

@@ -48,9 +48,12 @@ def _upstream(state: UpstreamState) -> dict[str, object]:
 
 def _route(route: RouteState) -> dict[str, object]:
     config = route.config
+    match = config.match.model_dump(exclude_defaults=True)
+    if "headers" in match:
+        match["headers"] = sorted(match["headers"])  # names only: a condition on a value may be a secret
     return {
         "name": config.name,
-        "match": config.match.model_dump(exclude_defaults=True),
+        "match": match,
         "upstreams": list(config.upstreams),
         "model": config.model,
         "thinking": config.thinking,

@@ -96,7 +96,9 @@ async def test_a_reader_that_never_reads_holds_a_bounded_part_and_is_dropped() -
 
     async with (
         RawUpstream(endless) as upstream,
-        running_gateway(settings_for(upstream.url, listen={"write_stall_s": 0.4}, route={"timeouts": {"idle_ms": 300}})) as running,
+        running_gateway(
+            settings_for(upstream.url, listen={"write_stall_s": 0.4}, route={"timeouts": {"idle_ms": 300}})
+        ) as running,
     ):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -123,21 +125,23 @@ async def test_a_reader_that_never_reads_holds_a_bounded_part_and_is_dropped() -
 async def test_a_slow_reader_that_does_read_is_not_dropped() -> None:
     """E11: no progress is the fault, not slowness; and our own pause is not the upstream's silence (C7)."""
     event = chunk({"content": "x" * 60_000})
-    events = [*[event] * 40, STOP, DONE]
+    events = [*[event] * 20, STOP, DONE]
     async with (
         RawUpstream(streams(*events)) as upstream,
-        running_gateway(settings_for(upstream.url, listen={"write_stall_s": 0.6}, route={"timeouts": {"idle_ms": 300}})) as running,
+        running_gateway(
+            settings_for(upstream.url, listen={"write_stall_s": 0.5}, route={"timeouts": {"idle_ms": 400}})
+        ) as running,
         running.client() as client,
     ):
         raw = client.writer.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         client.reader._limit = 8192  # type: ignore[attr-defined]  # the test's own buffer must not read ahead
         await client.post(chat())
         body = b""
         head = await client.head()
         assert head.status == 200
-        while len(body) < 400_000:
-            body += await client.reader.read(20_000)
+        while len(body) < 600_000:
+            body += await client.reader.read(40_000)
             await asyncio.sleep(0.05)
         client.reader._limit = 2**22  # type: ignore[attr-defined]
         while not body.endswith(b"0\r\n\r\n"):

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -24,9 +24,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(*command: str, environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that runs while the block does. What it writes is shown where the test fails."""
-    started = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})})
+def process(
+    *command: str, environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that runs while the block does. What it writes goes to `log`, else it is shown where a test fails."""
+    with ExitStack() as stack:
+        output = stack.enter_context(log.open("wb")) if log is not None else None
+        started = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, stderr=output)
     try:
         yield started
     finally:
@@ -39,10 +43,12 @@ def process(*command: str, environment: Mapping[str, str] | None = None) -> Iter
 
 
 @contextmanager
-def gateway_process(*arguments: str, port: int, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+def gateway_process(
+    *arguments: str, port: int, environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> Iterator[str]:
     """`firsttoken serve` in a process of its own, ready when the block begins; gives its address."""
     command = (sys.executable, "-m", "gateway", "serve", *arguments, "--port", str(port), "--log", "json")
-    with process(*command, environment=environment) as started:
+    with process(*command, environment=environment, log=log) as started:
         url = f"http://127.0.0.1:{port}"
         wait_for(f"{url}/health", started)
         yield url

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +83,7 @@ class Observed:
     began: float = 0  # Unix time of the load
     ended: float = 0
     pages: Mapping[str, Page] = field(default_factory=dict)  # by the names in ACCEPTS
+    records: Sequence[Mapping[str, object]] = ()  # lines of the log about requests
 
     def get(self, path: str, **parameters: str) -> Any:
         """The `data` of an answer of Prometheus; AssertionError with its words when it refuses."""
@@ -206,7 +207,8 @@ async def _watch(folder: Path, ports: tuple[int, int], prometheus: Observed) -> 
             file.write_text(SETTINGS.format(port=port, quick=quick.url, stubborn=stubborn.url, closed=free_port()))
         with ExitStack() as stack:
             for file, port in zip(files, ports, strict=True):
-                stack.enter_context(gateway_process(str(file), port=port))
+                running = gateway_process(str(file), port=port, log=file.with_suffix(".log"))
+                await asyncio.to_thread(stack.enter_context, running)
             await _scraped(prometheus, twice_by=len(ports))
             began = time.time()
             files[0].write_text(files[0].read_text() + "\n# reload me\n")
@@ -216,7 +218,14 @@ async def _watch(folder: Path, ports: tuple[int, int], prometheus: Observed) -> 
             ended = time.time()
             main = f"http://127.0.0.1:{ports[0]}"
             pages = {name: await asyncio.to_thread(scrape, main, accept) for name, accept in ACCEPTS.items()}
-            return Observed(prometheus.prometheus, began, ended, pages)
+        records = requests_in(files[0].with_suffix(".log"))
+        return Observed(prometheus.prometheus, began, ended, pages, records)
+
+
+def requests_in(log: Path) -> list[dict[str, object]]:
+    """The log's lines about requests. Each line is JSON, but for the greeting before the log begins."""
+    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if not line.startswith("Firsttoken on ")]
+    return [line for line in map(json.loads, lines) if "request_id" in line]
 
 
 async def _scraped(prometheus: Observed, *, twice_by: int) -> None:

@@ -206,3 +206,12 @@ def test_a_look_is_linear(unit: bytes) -> None:
     """C070"""
     small, large = (_cost(body(unit * (size // len(unit))), 1) for size in (250_000, 1_000_000))
     assert large < 10 * max(small, 0.001)
+
+
+@pytest.mark.parametrize("letter", ["a", "0", "中", "ー", "é"])
+def test_one_letter_repeated_a_million_times_is_screened_in_linear_time(letter: str) -> None:
+    """C070: every place of a run was followed to its end, three seconds for 800 kB."""
+    raw = ('{"messages":[{"role":"user","content":"' + letter * 1_000_000 + '"}]}').encode()
+    began = time.perf_counter()
+    may_need_cleaning(raw, Clean())
+    assert time.perf_counter() - began < 0.2

@@ -133,10 +133,20 @@ Handler = Callable[[Received, Wire], Awaitable[None]]
 class RawUpstream:
     """Plays `handler` for every request. Health checks and model lists are answered by itself, and not counted."""
 
-    def __init__(self, handler: Handler, *, models: Sequence[str] = ("m",), owned_by: str = "test") -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        models: Sequence[str] = ("m",),
+        owned_by: str = "test",
+        listing: bytes | None = None,
+        listing_delay: float = 0,
+    ) -> None:
         self._handler = handler
-        self._models = models
-        self._owned_by = owned_by
+        data = [{"id": m, "object": "model", "created": 1, "owned_by": owned_by} for m in models]
+        self._listing = listing or json.dumps({"object": "list", "data": data}).encode()
+        self._listing_delay = listing_delay
+        self.listings = 0  # how often the model list was asked for
         self.requests: list[Received] = []
         self.connections = 0
         self.open = 0
@@ -167,10 +177,9 @@ class RawUpstream:
                 if request.target == "/health" and request.method == "GET":
                     await wire.send(whole(b"", headers=""))
                 elif request.target == "/v1/models" and request.method == "GET":
-                    data = [
-                        {"id": m, "object": "model", "created": 1, "owned_by": self._owned_by} for m in self._models
-                    ]
-                    await wire.send(whole(json.dumps({"object": "list", "data": data}).encode()))
+                    self.listings += 1
+                    await asyncio.sleep(self._listing_delay)
+                    await wire.send(whole(self._listing))
                 else:
                     if wire.number < 0:
                         wire.number = self.connections

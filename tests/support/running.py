@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.app import Gateway
 from gateway.configfile import from_mapping
 from gateway.lifecycle import GatewayServer, listening_socket
+from gateway.upstream.pool import Connect
 from tests.support.raw import RawClient, Response
 
 
@@ -94,7 +95,7 @@ def settings_for(
 
 @asynccontextmanager
 async def running_gateway(
-    settings: Mapping[str, object], *, upstream: Mapping[str, object] | None = None
+    settings: Mapping[str, object], *, upstream: Mapping[str, object] | None = None, connect: Connect | None = None
 ) -> AsyncIterator[Running]:
     """Serves `settings` (see `settings_for`) on a free port; `upstream` adds settings to every upstream."""
     data: dict[str, Any] = {"listen": {"host": "127.0.0.1", "port": 0}, **settings}
@@ -102,7 +103,7 @@ async def running_gateway(
     if upstream:
         data["upstreams"] = {name: {**values, **upstream} for name, values in data["upstreams"].items()}
     records: list[dict[str, object]] = []
-    gateway = Gateway(from_mapping(data), registry=CollectorRegistry(), write_log=records.append)
+    gateway = Gateway(from_mapping(data), registry=CollectorRegistry(), write_log=records.append, connect=connect)
     server = GatewayServer(gateway)
     sock = listening_socket("127.0.0.1", 0)
     port = sock.getsockname()[1]

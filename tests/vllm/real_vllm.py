@@ -116,7 +116,8 @@ class Servers:
             raise Unavailable(f"no vLLM is installed in {venv.name}; `make test-vllm` installs it")
         command = ["bash", str(script), str(self._port), str(venv), *flags]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True
+            command, env={"OMP_NUM_THREADS": "1", **os.environ},  # threads that wait for each other stand still on a busy machine
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True,
         )
         url = f"http://127.0.0.1:{self._port}"
         end = time.monotonic() + START_S

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+import uvloop
 from openai import AsyncOpenAI
 
 from tests.vllm.gateway_process import GatewayProcess
@@ -62,7 +63,8 @@ def run(
     runs: dict[str, Run], vllm: RealVllm, gateway: GatewayProcess, prompts: list[dict[str, Any]]
 ) -> Run:
     if "run" not in runs:
-        runs["run"] = asyncio.run(_ask_all(vllm.model, gateway, prompts))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # leaves the thread's own loop alone
+            runs["run"] = runner.run(_ask_all(vllm.model, gateway, prompts))
     return runs["run"]
 
 
