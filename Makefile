@@ -59,7 +59,7 @@ check: setup
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --quiet tests/test_docs.py
+	$(BIN)/python -m pytest --quiet tests/test_docs.py tests/test_reference.py tests/test_changelog.py
 
 format: setup
 	$(BIN)/ruff format

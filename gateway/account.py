@@ -204,7 +204,7 @@ def record_of(x: Exchange, segments: Segments, usage: Usage | None, causes: list
     """The canonical line of a request: log, `/gateway/requests/ID`, status page. Holds no prompt, answer or key."""
     timeline, is_stream = x.timeline, x.is_stream
     record: dict[str, object] = {
-        "time": time.time(),  # noqa: TID251  a date for people; durations come from the timeline
+        "time": time.time(),
         "request_id": x.request_id,
         "path": label_value(x.path, 200),
         "route": x.route,

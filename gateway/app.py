@@ -31,6 +31,7 @@ log = logging.getLogger("gateway.app")
 
 HEALTH_PATHS = frozenset(("/health", "/healthz", "/readyz"))
 CONTROL_PATHS = HEALTH_PATHS | {"/metrics", "/gateway"}
+FIRST_PROBES_S = 1.0  # to know each upstream's engine before the first request, when it can be known
 GC_THRESHOLD = 50_000  # allocations between collections; requests leave few cycles behind (latency-methods §8)
 
 
@@ -113,6 +114,11 @@ class Gateway:
         self._background = asyncio.get_running_loop().create_task(
             self.watch.run(lambda: self.runtime.upstreams.values()), name="watch"
         )
+        try:
+            async with asyncio.timeout(FIRST_PROBES_S):
+                await self.watch.first_round.wait()
+        except TimeoutError:
+            log.warning("some upstreams did not answer their first health check within %g s", FIRST_PROBES_S)
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)

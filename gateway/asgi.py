@@ -158,7 +158,6 @@ class AsgiCall:
             self.body_ns = self._clock()
             self._body_done.set()
 
-
     def _refuse_body(self, error: GatewayError) -> None:
         self._body_error = error
         self._body.clear()

@@ -1,4 +1,4 @@
-"""`/v1/models`: what can be asked for here. Ours, not an upstream's: route names first, then the servers' own models."""
+"""`/v1/models`: what can be asked for here. Ours, not an upstream's: routes' names first, then the servers' models."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 METHODS: Final = b"GET, POST, HEAD"
 # What a page may read of our answers besides the few fields that every page may.
 EXPOSED: Final = (
-    b"x-request-id, x-gateway-route, x-gateway-upstream, x-gateway-attempts, x-gateway-changes, server-timing, retry-after, "
+    b"x-request-id, x-gateway-route, x-gateway-upstream, x-gateway-attempts, x-gateway-changes, server-timing, "
+    b"retry-after, "
     b"x-should-retry"
 )
 _FIELD_NAMES: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~ \t,-]{1,2048}\Z")
@@ -54,7 +55,9 @@ class CorsRules:
         if call.method != "OPTIONS" or first(call.headers, b"access-control-request-method") is None:
             return False
         if allowed is None:
-            raise RouteForbidden("Pages of this origin may not call the gateway; `cors.origins` lists those that may.", reason="origin")
+            raise RouteForbidden(
+                "Pages of this origin may not call the gateway; `cors.origins` lists those that may.", reason="origin"
+            )
         x.status = 204
         x.settle("complete")
         call.start(204, self._preflight(x, call, allowed), None)

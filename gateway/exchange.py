@@ -102,9 +102,10 @@ class Exchange:
     """Everything known about one request. Filled by the phases of `proxy.py`, read by `account.py`."""
 
     __slots__ = (
-        "api", "attempts", "body_bytes", "budget_action", "changes", "cleaned", "cors", "error", "is_stream", "key_name", "kind",
-        "max_tokens", "model", "outcome", "path", "plain", "reader", "reason", "request_id", "route", "rtt_ns", "status",
-        "thinking_asked", "thinking_edited", "timeline", "trace_id", "upstream", "upstream_model", "verdict",
+        "api", "attempts", "body_bytes", "budget_action", "changes", "cleaned", "cors", "error", "is_stream",
+        "key_name", "kind", "max_tokens", "model", "outcome", "path", "plain", "reader", "reason", "request_id",
+        "route", "rtt_ns", "status", "thinking_asked", "thinking_edited", "timeline", "trace_id", "upstream",
+        "upstream_model", "verdict",
     )  # fmt: skip
 
     def __init__(self, call: Call) -> None:

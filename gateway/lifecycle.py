@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from uvicorn import Config, Server
 
+from gateway.configfile import fingerprint
 from gateway.reload import reload_now
-from gateway.server import NS, GatewayProtocol
+from gateway.server import GatewayProtocol
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -60,7 +61,7 @@ class GatewayServer(Server):
         self.gateway = gateway
         self._drain_at: float | None = None
         self._last_tick = 0.0
-        self._fingerprint: str | None = None
+        self._fingerprint = fingerprint(gateway.source) if gateway.source is not None else None
         self._reload_wanted = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -74,7 +75,8 @@ class GatewayServer(Server):
     def _want_reload(self) -> None:
         self._reload_wanted = True
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Called as a signal handler. Not passed on: a drained process ends with 0."""
         if self.gateway.is_draining:
             self.force_exit = True
             self.should_exit = True
@@ -113,12 +115,7 @@ class GatewayServer(Server):
     def _file_changed(self) -> bool:
         if self.gateway.source is None:
             return False
-        from gateway.configfile import fingerprint
-
         current = fingerprint(self.gateway.source)
-        if self._fingerprint is None:
-            self._fingerprint = current
-            return False
         if current is None or current == self._fingerprint:
             return False
         self._fingerprint = current
@@ -155,7 +152,7 @@ class GatewayServer(Server):
         """Until what was written has left, for readers that still take it."""
         loop = asyncio.get_running_loop()
         end = loop.time() + limit_s
-        while loop.time() < end and any(
+        while loop.time() < end and any(  # noqa: ASYNC110  two dozen transports, none of which tells
             connection.transport.get_write_buffer_size() for connection in list(self.server_state.connections)
         ):
             await asyncio.sleep(0.01)
@@ -177,18 +174,3 @@ def listening_socket(host: str, port: int, *, shared: bool = False) -> socket.so
         raise
     sock.setblocking(False)
     return sock
-
-
-def in_use(host: str, port: int) -> bool:
-    """Whether somebody else listens there; asked without SO_REUSEPORT, which would share with a stranger."""
-    try:
-        listening_socket(host, port).close()
-    except OSError:
-        return True
-    return False
-
-
-LOOPBACK_NOTE = "only this machine can reach it; set `listen.host` and `keys` for others"
-
-
-__all__ = ["GatewayServer", "in_use", "listening_socket", "NS"]

@@ -71,7 +71,9 @@ class LogWriter(logging.Handler):
     def _flush_lines(self) -> None:
         pieces: list[str] = []
         if self._dropped:
-            self._lines.append({"level": "warning", "logger": __name__, "message": f"{self._dropped} log lines dropped"})
+            self._lines.append(
+                {"level": "warning", "logger": __name__, "message": f"{self._dropped} log lines dropped"}
+            )
             self._dropped = 0
         while self._lines:
             line = self._lines.popleft()
@@ -108,7 +110,8 @@ def as_text(line: dict[str, object]) -> str:
     changes = line.get("changes")
     if isinstance(changes, list) and changes:
         extras.append(",".join(map(str, changes)))
-    return f"{when} {line.get('status') or '---'} {line.get('outcome')} {where} {line.get('model') or ''} {numbers} {' '.join(extras)}".rstrip()
+    words = [when, str(line.get("status") or "---"), str(line.get("outcome")), where, str(line.get("model") or "")]
+    return " ".join(word for word in (*words, numbers, *extras) if word)
 
 
 def one_line(text: str) -> str:

@@ -30,7 +30,7 @@ class Waiting(Protocol):
     def note(self, progress: Progress, now: int) -> None:
         """Writes what has happened since the last look."""
 
-    def beat(self, now: int) -> None:
+    def beat(self) -> None:
         """Sends a sign of life to the client."""
 
     def fail(self, error: GatewayError, now: int) -> None:
@@ -80,7 +80,7 @@ class Patience:
                 progress.budget_passed = True
                 self._exchange.budget_action = route.budget.on_exceed
             elif action == "heartbeat":
-                waiting.beat(now)
+                waiting.beat()
                 progress.last_write = now
             else:
                 waiting.fail(too_slow(action, route.timeouts, self._exchange.upstream), now)

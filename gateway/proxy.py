@@ -113,12 +113,13 @@ class Proxy:
         try:
             raw = await self._read(x, call, runtime, share)
             call.watch(leaving)
-            body = self._understand(x, call, raw)
-            route, rest = self._match(x, call, path, body, runtime)
+            body = self._understand(x, raw)
+            route, rest = self._match(x, call, path, runtime)
             self._admit(key, route)
-            unread = raw if body is None else b""  # else `body` is all that is needed of it
-            prepared = Prepared(route, rest, unread, body, for_upstream(call.headers), call, share)
-            del raw, body, unread
+            is_read = body is not None
+            sent = body.raw if body is not None else raw  # without a byte-order mark
+            prepared = Prepared(route, rest, sent, body, for_upstream(call.headers), call, share, is_read)
+            del raw, body, sent
             reply = await self._try_upstreams(x, prepared, leaving)
         finally:
             share.give_back()
@@ -150,7 +151,8 @@ class Proxy:
         key = runtime.keys.find(call.headers)
         if key is None:
             raise Unauthorized(
-                "This key is not known here, or none was sent. Send one of this gateway's keys as `Authorization: Bearer KEY`.",
+                "This key is not known here, or none was sent. Send one of this gateway's keys as "
+                "`Authorization: Bearer KEY`.",
                 headers={"www-authenticate": "Bearer"},
                 should_retry=False,
             )
@@ -165,7 +167,7 @@ class Proxy:
         x.body_bytes = len(raw)
         return raw
 
-    def _understand(self, x: Exchange, call: Call, raw: bytes) -> RequestBody | None:
+    def _understand(self, x: Exchange, raw: bytes) -> RequestBody | None:
         """The JSON object that policies look at; None for bodies that are relayed unread."""
         if x.kind not in JSON_KINDS:
             x.model = model_in(raw)
@@ -178,9 +180,7 @@ class Proxy:
 
     # match and admit
 
-    def _match(
-        self, x: Exchange, call: Call, path: str, body: RequestBody | None, runtime: Runtime
-    ) -> tuple[RouteState, str]:
+    def _match(self, x: Exchange, call: Call, path: str, runtime: Runtime) -> tuple[RouteState, str]:
         found = runtime.table.find(path, x.model, call.headers, x.key_name)
         if found is None and x.model is not None:
             plain, asked_off = strip_nothinking(x.model)
@@ -207,15 +207,13 @@ class Proxy:
 
     async def _try_upstreams(self, x: Exchange, prepared: Prepared, leaving: Leaving) -> Reply | None:
         """The next upstream is asked only while nothing has left this host (class R0)."""
-        last: GatewayError | None = None
-        for state in self._pick(prepared.route):
+        *before, last = self._pick(prepared.route)
+        for state in before:
             try:
                 return await self._sender.send(x, prepared, state, leaving)
-            except UpstreamUnavailable as error:
+            except (UpstreamUnavailable, Overloaded) as error:
                 state.meters.failure(error.reason)
-                last = error
-        assert last is not None
-        raise last
+        return await self._sender.send(x, prepared, last, leaving)
 
     def _pick(self, route: RouteState) -> list[UpstreamState]:
         if len(route.upstreams) == 1:
@@ -321,7 +319,7 @@ def kind_below(path: str) -> Kind | None:
 
 
 def _path_of_model(path: str) -> str | None:
-    """The path of one model's entry, whose name may hold what no other path may (`org%2Fname`); it never goes upstream."""
+    """The path of one model's entry, whose name may hold what no other path may (`org%2Fname`). It stays here."""
     before, mark, name = path.partition("/v1/models/")
     canonical = normalise_path(before + "/v1/models") if mark else None
     return f"{canonical}/{name}" if canonical is not None and name else None
@@ -335,7 +333,7 @@ def _no_such_path(path: str) -> NoRoute:
 
 
 def _is_served(rest: str, route: Route) -> bool:
-    """Whether the path that would go upstream is one that may: what stands before it was the route's prefix or nothing."""
+    """Whether the path that would go upstream may: what stood before it was the route's prefix or nothing."""
     return kind_of(rest) is not None or rest.startswith("/v1/responses/") or rest in route.open_paths
 
 

@@ -66,8 +66,8 @@ class Relay:
     """One attempt. Implements `upstream.connection.Sink`, `exchange.CallWatcher` and `patience.Waiting`."""
 
     __slots__ = (
-        "_body_size", "_call", "_connection", "_exchange", "_head", "_head_for", "_held", "_patience", "_raw", "_seen_others",
-        "_state", "_stripper", "_to_trailer", "reader", "result",
+        "_body_size", "_call", "_connection", "_exchange", "_head", "_head_for", "_held", "_patience", "_raw",
+        "_seen_others", "_state", "_stripper", "_to_trailer", "reader", "result",
     )  # fmt: skip
 
     def __init__(
@@ -129,8 +129,9 @@ class Relay:
 
     def on_sent(self, now: int) -> None:
         self._patience.progress.sent = now
-        if not self._exchange.timeline.header:
-            self._exchange.timeline.sent = now
+        timeline = self._exchange.timeline
+        if not timeline.header and self._exchange.attempts <= 1:  # what is sent again is waited for, not gateway time
+            timeline.sent = now
 
     def on_head(self, head: ResponseHead, now: int) -> None:
         self._head = head
@@ -376,7 +377,7 @@ class Relay:
             and not progress.is_paused
         )
 
-    def beat(self, now: int) -> None:
+    def beat(self) -> None:
         """Keeps the caller's and every hop's idle timers quiet; the first one commits the response to be a stream."""
         if not self._call.is_started:
             self._exchange.status = 200

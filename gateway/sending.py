@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
@@ -25,7 +25,7 @@ from gateway.policy.shape import Shaped, is_context_overflow, is_switch_rejected
 from gateway.relay import Relay, Result
 from gateway.reply import Reply, masked, response_headers
 from gateway.upstream.http1 import request_head
-from gateway.wire.body import RequestBody
+from gateway.wire.body import RequestBody, read_object
 from gateway.wire.engines import wants_usage
 from gateway.wire.headers import first, sane_traceparent
 from gateway.wire.kinds import GENERATING
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gateway.sending")
 
+LARGE_BYTES = 256 * 1024  # above, a parsed body is not kept beside its bytes: one more parse per retry costs less
 
 
 @dataclass(slots=True)
@@ -54,18 +55,26 @@ class Prepared:
     route: RouteState
     rest: str  # path without the route's prefix
     raw: bytes
-    body: RequestBody | None  # None: relayed unread
+    body: RequestBody | None  # `raw`, parsed; None: relayed unread, or large and parsed again when it is needed
     headers: Headers
     call: Call
     share: Share
+    is_read: bool = False  # a JSON object that routes may change
     is_cleaned: bool = False
-    shaped: Shaped | None = None  # of the attempt that runs
 
     def free(self) -> None:
         """The answer has begun, so nothing will be sent again: a body is not held for the length of a stream (C079)."""
         self.raw = b""
-        self.body = self.shaped = None
+        self.body = None
         self.share.give_back()
+
+
+class Edited(NamedTuple):
+    """Which of our edits went into a sending, should the server refuse one."""
+
+    thinking: bool
+    floor: bool
+    usage: bool
 
 
 @dataclass(slots=True)
@@ -102,9 +111,12 @@ class Sender:
         model = x.model or ""
         allowed = Allowed(thinking=model not in state.refuses_switch, usage=model not in state.refuses_usage)
         while True:  # ends: every rule sends again once at most
-            prepared.shaped = self._shape(x, prepared, state, allowed)
-            result = await self._attempt(x, prepared, prepared.shaped.body, state, allowed, leaving)
-            if not self._again(x, prepared, state, allowed, result):
+            shaped = self._shape(x, prepared, state, allowed)
+            edited = Edited(shaped.is_thinking_edited, shaped.is_floor_raised, shaped.is_usage_added)
+            attempt = self._attempt(x, prepared, shaped.body, edited.usage, state, allowed, leaving)
+            del shaped  # a body is held where it is sent from, and by `prepared` until the answer begins
+            result = await attempt
+            if not self._again(x, prepared, state, allowed, edited, result):
                 return self._outcome(x, prepared, state, result)
 
     # before
@@ -121,14 +133,18 @@ class Sender:
         document = body.document()
         x.cleaned = clean_body(document, body.data, rules, x.kind)
         if x.cleaned:
-            cleaned = document.apply()
-            prepared.body = RequestBody(cleaned, body.data)
+            prepared.raw = document.apply()
+            prepared.body = RequestBody(prepared.raw, body.data)
             x.changes.append("clean=" + "+".join(f"{step}:{count}" for step, count in x.cleaned.items()))
 
     def _shape(self, x: Exchange, prepared: Prepared, state: UpstreamState, allowed: Allowed) -> Shaped:
         body = prepared.body
         if body is None:
-            return Shaped.untouched(prepared.raw)
+            if not prepared.is_read:
+                return Shaped.untouched(prepared.raw)
+            body = read_object(prepared.raw, frozenset())
+        if len(prepared.raw) > LARGE_BYTES:
+            prepared.body = None
         shaped = shape(
             body,
             route=prepared.route.config,
@@ -167,7 +183,14 @@ class Sender:
     # one attempt
 
     async def _attempt(
-        self, x: Exchange, prepared: Prepared, body: bytes, state: UpstreamState, allowed: Allowed, leaving: Leaving
+        self,
+        x: Exchange,
+        prepared: Prepared,
+        body: bytes,
+        is_usage_added: bool,
+        state: UpstreamState,
+        allowed: Allowed,
+        leaving: Leaving,
     ) -> Result:
         route = prepared.route
         x.plain = None  # of an earlier attempt
@@ -176,19 +199,20 @@ class Sender:
             timeline = x.timeline
             timeline.header = 0
             timeline.slot_wait_ns += lease.wait_ns
-            timeline.connect_start, timeline.connect_end = lease.connect_start, lease.connect_end
+            if not x.attempts:
+                timeline.connect_start, timeline.connect_end = lease.connect_start, lease.connect_end
             if not lease.is_reused:
                 state.note_connect(lease.connect_end - lease.connect_start)
             x.rtt_ns = state.rtt_ns
             x.attempts += 1
             kind = "reconnect" if allowed.fresh else "first" if x.attempts == 1 else "retry"
             self._account.route(route.config.name).attempts[kind].inc()
-            relay = self._relay(x, prepared, state)
+            relay = self._relay(x, prepared, state, is_usage_added=is_usage_added)
             leaving.relay = relay
             state.meters.inflight.inc()
             try:
                 running = relay.run(lease.connection, self._head(x, prepared, state, len(body)), body)
-                del body  # held by `prepared` alone, until the answer begins
+                del body
                 result = await running
             finally:
                 state.meters.inflight.dec()
@@ -197,10 +221,9 @@ class Sender:
         finally:
             state.pool.release(lease)
 
-    def _relay(self, x: Exchange, prepared: Prepared, state: UpstreamState) -> Relay:
+    def _relay(self, x: Exchange, prepared: Prepared, state: UpstreamState, *, is_usage_added: bool) -> Relay:
         route = prepared.route
         reader = x.reader = reader_for(x.kind)
-        is_usage_added = prepared.shaped is not None and prepared.shaped.is_usage_added
 
         def head_for(head: ResponseHead | None) -> Headers:
             prepared.free()
@@ -223,11 +246,16 @@ class Sender:
     # after
 
     def _again(
-        self, x: Exchange, prepared: Prepared, state: UpstreamState, allowed: Allowed, result: Result
+        self,
+        x: Exchange,
+        prepared: Prepared,
+        state: UpstreamState,
+        allowed: Allowed,
+        edited: Edited,
+        result: Result,
     ) -> bool:
         """Whether one of the rules sends it again; sets what the next sending may do."""
-        shaped = prepared.shaped
-        if shaped is None or prepared.call.is_gone or prepared.call.is_started:
+        if prepared.call.is_gone or prepared.call.is_started:
             return False
         if result.kind == "lost":
             assert result.lost is not None
@@ -237,7 +265,7 @@ class Sender:
         status, body = _refusal_of(x, result)
         model = x.model or ""
         if 400 <= status < 500:
-            if shaped.is_thinking_edited and is_switch_rejected(status, body) and allowed.once("without_thinking"):
+            if edited.thinking and is_switch_rejected(status, body) and allowed.once("without_thinking"):
                 allowed.thinking = False
                 state.refuses_switch.add(model)
                 self._account.route(prepared.route.config.name).violations["switch_rejected"].inc()
@@ -246,11 +274,11 @@ class Sender:
                     "(hint: set `family` of the upstream)", state.name, model,
                 )  # fmt: skip
                 return True
-            if shaped.is_floor_raised and is_context_overflow(status, body) and allowed.once("floor_backed_off"):
+            if edited.floor and is_context_overflow(status, body) and allowed.once("floor_backed_off"):
                 allowed.floor = False
                 self._account.route(prepared.route.config.name).policy_changes["floor_backed_off"].inc()
                 return True
-            if shaped.is_usage_added and is_usage_rejected(status, body) and allowed.once("without_usage"):
+            if edited.usage and is_usage_rejected(status, body) and allowed.once("without_usage"):
                 allowed.usage = False
                 state.refuses_usage.add(model)
                 return True

@@ -54,11 +54,11 @@ class Supervisor:
         self._join(self._drain_s + 5)
         return 0
 
-    def _stop(self, sig: int, frame: FrameType | None) -> None:
+    def _stop(self, _signal: int, _frame: FrameType | None) -> None:
         self._stopping += 1
         self._signal(signal.SIGTERM)
 
-    def _pass_on(self, sig: int, frame: FrameType | None) -> None:
+    def _pass_on(self, _signal: int, _frame: FrameType | None) -> None:
         self._signal(signal.SIGHUP)
 
     def _signal(self, sig: signal.Signals) -> None:

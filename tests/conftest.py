@@ -13,6 +13,13 @@ from hypothesis import settings
 settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 settings.load_profile("ours")
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No loop but those of the tests: looptime asks for one around each test, also around those that need none, and
+    the one that would be made for it is never closed, which fails whichever test runs when it is collected."""
+    asyncio.set_event_loop(None)
+
+
 SOCKET_FOLDERS = ("cases", "upstream", "serving", "vllm", "faults")
 
 

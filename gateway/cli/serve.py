@@ -222,7 +222,8 @@ def _announce(settings: Settings, sim_url: str | None, workers: int) -> None:
     if sim_url is not None:
         print(
             f"""Try:  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
-        -d '{{"model": "{_sim_model(sim_url)}", "stream": true, "messages": [{{"role": "user", "content": "你好"}}]}}'""",
+        -d '{{"model": "{_sim_model(sim_url)}", "stream": true,
+             "messages": [{{"role": "user", "content": "你好"}}]}}'""",
             file=sys.stderr,
         )
 

@@ -72,7 +72,7 @@ def due(progress: Progress, timeouts: Timeouts, budget: Budget, now: int) -> tup
 
 
 def _silence_limit(progress: Progress, timeouts: Timeouts) -> int:
-    """When the upstream has been silent too long, 0 for never; before the request has left, when that could be soonest."""
+    """When the upstream has been silent too long, 0 for never; before the request left, when it could be soonest."""
     if progress.is_paused:
         return 0
     if progress.token:

@@ -22,7 +22,6 @@ _HEAD_REASONS = (  # words of llhttp's messages, and what they mean in our logs
     ("status", "bad_status"),
     ("header", "bad_header"),
 )
-_FORBIDDEN_IN_VALUES = (b"\r", b"\n", b"\0")
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -72,7 +71,8 @@ class ResponseParser:
     """One connection's responses. Not reusable after `ProtocolViolation`."""
 
     __slots__ = (
-        "_expecting", "_field_bytes", "_fields", "_head_bytes", "_interim", "_keep_alive", "_length", "_parser", "_transfer", "_violation",
+        "_expecting", "_field_bytes", "_fields", "_head_bytes", "_interim", "_keep_alive", "_length", "_parser",
+        "_transfer", "_violation",
         "head", "is_complete", "parts", "surplus",
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ class ResponseParser:
         if len(self._fields) >= MAX_FIELDS:
             self._fail("head_too_large", f"more than {MAX_FIELDS} header fields")
             return
-        if any(bad in value for bad in _FORBIDDEN_IN_VALUES):
+        if b"\r" in value or b"\n" in value or b"\0" in value:
             self._fail("bad_header", "a header value holds a line end or NUL")
             return
         name = name.lower()

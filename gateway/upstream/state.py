@@ -59,6 +59,8 @@ class UpstreamState:
         self.refuses_usage = Refusals()
         self.violations_seen: set[str] = set()  # routes warned of, one warning each
         self._rtts: deque[int] = deque(maxlen=RTT_SAMPLES)
+        self.rtt_ns: int | None = None
+        """Median round trip of the last fresh connections; None while there was none."""
         authorization = b""
         if config.api_key is not None and config.api_key.get_secret_value():
             authorization = b"authorization: Bearer %b\r\n" % config.api_key.get_secret_value().encode()
@@ -76,11 +78,7 @@ class UpstreamState:
         """The time of a TCP connect is one round trip; TLS ones say nothing plain."""
         if not self.config.is_tls:
             self._rtts.append(took_ns)
-
-    @property
-    def rtt_ns(self) -> int | None:
-        """Median round trip of the last fresh connections, or None."""
-        return int(median(self._rtts)) if self._rtts else None
+            self.rtt_ns = int(median(self._rtts))
 
 
 def host_header(config: Upstream) -> bytes:

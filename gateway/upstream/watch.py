@@ -37,11 +37,14 @@ class Watch:
         self._clients: dict[str, httpx2.AsyncClient] = {}
         self._models_at: dict[str, float] = {}
         self._asking: dict[str, asyncio.Lock] = {}
+        self.first_round = asyncio.Event()
+        """Set when every upstream was asked once."""
 
     async def run(self, states: Callable[[], Iterable[UpstreamState]]) -> None:
         """Probes all of them for ever; cancelled at shutdown."""
         while True:
             await asyncio.gather(*(self.probe(state) for state in states()))
+            self.first_round.set()
             await asyncio.sleep(PROBE_EVERY_S * random.uniform(1 - JITTER, 1 + JITTER))
 
     async def probe(self, state: UpstreamState) -> bool:

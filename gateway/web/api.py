@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.config import Key
 
+
 def control_plane(gateway: Gateway) -> FastAPI:
     """The application for one gateway."""
     app = FastAPI(
@@ -148,11 +149,11 @@ def _add_errors(app: FastAPI) -> None:
         return _error(error.status_code, codes.get(error.status_code, "bad_request"), str(error.detail), error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, _error_: RequestValidationError) -> JSONResponse:
+    async def invalid(_request: Request, _cause: RequestValidationError) -> JSONResponse:
         return _error(422, "bad_request", "The request is not valid.")
 
     @app.exception_handler(Exception)
-    async def failed(_request: Request, _error_: Exception) -> JSONResponse:
+    async def failed(_request: Request, _cause: Exception) -> JSONResponse:
         return _error(500, "internal", "The gateway failed on this request; its log says where.")
 
 

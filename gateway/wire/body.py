@@ -28,6 +28,8 @@ DECISIVE: Final = frozenset({
     "output_config",
 })  # fmt: skip
 
+_NEEDLES: Final = {key: b'"%b"' % key.encode() for key in DECISIVE}
+
 _UTF8_MARK: Final = b"\xef\xbb\xbf"
 _ENCODING_MARKS: Final = (  # UTF-32 before UTF-16, whose mark it begins with
     (b"\xff\xfe\x00\x00", "UTF-32"),
@@ -120,8 +122,8 @@ def _check_duplicates(raw: bytes, data: dict[str, object], decisive: frozenset[s
 
     Nearly always each key's spelling is in the text once and letters are not escaped; only else are members scanned.
     """
-    for key in decisive & data.keys():
-        if raw.count(b'"%b"' % key.encode()) > 1:
+    for key in data:
+        if key in decisive and raw.count(_NEEDLES.get(key) or b'"%b"' % key.encode()) > 1:
             break
     else:
         if not has_escaped_letters(raw):

@@ -39,7 +39,8 @@ def model_in(raw: bytes) -> str | None:
         return None
     if len(found) > 1:
         raise BadRequest(
-            f"`model` stands {len(found)} times in the request, and programs differ in which one they take. Send it once.",
+            f"`model` stands {len(found)} times in the request, and programs differ in which one they take. "
+            "Send it once.",
             code="duplicate_key",
         )
     return found[0] if found else None

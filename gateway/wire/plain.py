@@ -152,8 +152,9 @@ def _ordinary_part(payload: JsonObject) -> dict[int, Part] | None:
     content = message.get("content")
     if type(content) is not str or "</think>" in content or content.lstrip()[:1] in ("", "<"):
         return None
-    if any(message.get(name) for name in _EXTRA_FIELDS):
-        return None
+    for name in _EXTRA_FIELDS:
+        if message.get(name):
+            return None
     return {0: Part("stop", len(content), has_visible=True)}
 
 

@@ -67,9 +67,9 @@ class Edits:
         """The edited text; the same object if there is nothing to do. Raises SpliceError for overlaps."""
         if not self._pieces:
             return self._text
-        text = self._text
+        text = memoryview(self._text)  # slices without copies: bodies are large
         position = 0
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         for start, end, new in sorted(self._pieces, key=_span):
             if not position <= start <= end <= len(text):
                 raise SpliceError(f"the edits overlap at byte {start}")

@@ -34,7 +34,10 @@ ROUTES = [
 
 async def test_an_upload_arrives_byte_for_byte_and_its_model_chooses_the_route() -> None:
     """C078: the model stands behind the file; the answer is no JSON and stays what it is."""
-    async with serving(plain(SRT, headers="content-type: text/plain; charset=utf-8"), routes=ROUTES) as (upstream, running):
+    async with serving(plain(SRT, headers="content-type: text/plain; charset=utf-8"), routes=ROUTES) as (
+        upstream,
+        running,
+    ):
         response = await running.ask(form(), "/v1/audio/transcriptions", TYPE)
         assert (response.status, response.body) == (200, SRT)
         assert response.header("content-type") == "text/plain; charset=utf-8"
@@ -91,9 +94,7 @@ async def test_screenshots_cost_memory_only_until_the_answer_begins(policy: dict
     async def play(request: Received, wire: Wire) -> None:
         sizes.append(len(request.body))
         request.body = b""
-        await wire.send(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        )
+        await wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         await wire.stream(chunk({"content": "a"}))
         await go.wait()
         await wire.stream(chunk({"content": "b"}), chunk(finish="stop"), DONE)

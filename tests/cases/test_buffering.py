@@ -103,7 +103,9 @@ async def test_a_reader_that_never_reads_holds_a_bounded_part_and_is_dropped() -
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", running.port))
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(chat()) + chat())
+        sock.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(chat()) + chat()
+        )
         most = 0
 
         def dropped() -> bool:

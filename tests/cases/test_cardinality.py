@@ -46,7 +46,10 @@ async def test_random_models_paths_agents_and_statuses_make_no_series() -> None:
         warm = [(chat(stream=False, model=model), "/v1/chat/completions", {}) for model in ("m", "unknown")]
         await many(running, warm * 4)
         before = await series(running)
-        requests = [(chat(stream=False, model=f"m-{word()}"), "/v1/chat/completions", {"user-agent": word()}) for _ in range(200)]
+        requests = [
+            (chat(stream=False, model=f"m-{word()}"), "/v1/chat/completions", {"user-agent": word()})
+            for _ in range(200)
+        ]
         requests += [(chat(stream=False, model=word(), user=word()), "/v1/chat/completions", {}) for _ in range(200)]
         requests += [(b"{}", f"/{word()}/{word()}", {}) for _ in range(200)]
         await many(running, requests)
@@ -62,7 +65,10 @@ async def test_random_models_paths_agents_and_statuses_make_no_series() -> None:
 async def test_keys_users_and_request_ids_are_no_labels() -> None:
     """C108."""
     keys = [{"name": f"key-{number}", "key": f"secret-{number}-abcdef"} for number in range(50)]
-    async with serving(plain(), keys=[*keys, {"name": "ops", "key": "ops-secret-abcdef", "admin": True}]) as (_, running):
+    async with serving(plain(), keys=[*keys, {"name": "ops", "key": "ops-secret-abcdef", "admin": True}]) as (
+        _,
+        running,
+    ):
         requests = [
             (
                 chat(stream=False, user=f"user-{number}"),
@@ -73,12 +79,12 @@ async def test_keys_users_and_request_ids_are_no_labels() -> None:
         ]
         await many(running, requests)
         page = (await running.get("/metrics", {"authorization": "Bearer ops-secret-abcdef"})).body
-        assert b"outcome=\"complete\"} 50.0" in page
+        assert b'outcome="complete"} 50.0' in page
         for word in (b"key-", b"user-", b"id-", b"secret", b"127.0.0.1"):
             assert word not in page
 
 
-NAMES = ['a"b\\c\nd', "\ud83d", "x" * 10_000, "a\x00\x1b[31m\x7f", "中文模型", "{}", "le=\"0.5\"}"]
+NAMES = ['a"b\\c\nd', "\ud83d", "x" * 10_000, "a\x00\x1b[31m\x7f", "中文模型", "{}", 'le="0.5"}']
 
 
 @pytest.mark.parametrize("name", NAMES, ids=["quotes", "surrogate", "long", "controls", "chinese", "braces", "label"])

@@ -6,6 +6,7 @@ The rules themselves are tested in tests/policy; here the text goes in at one so
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 
@@ -60,7 +61,9 @@ async def test_long_dashes_become_the_chinese_dash_and_the_header_says_so() -> N
         assert (await running.last_record())["changes"] == ["clean=dashes:3"]
 
 
-@pytest.mark.parametrize("run", ["-" * 32_768, "ー" * 20_000, "=" * 50_000, "_" * 50_000, " " * 50_000, "^" * 1_000_000])
+@pytest.mark.parametrize(
+    "run", ["-" * 32_768, "ー" * 20_000, "=" * 50_000, "_" * 50_000, " " * 50_000, "^" * 1_000_000]
+)
 async def test_runs_that_make_tokenizers_crawl_are_cut(run: str) -> None:
     """C069: the reason why cleaning exists."""
     async with serving(plain()) as (upstream, running):
@@ -72,7 +75,9 @@ async def test_runs_that_make_tokenizers_crawl_are_cut(run: str) -> None:
         assert response.header("x-gateway-changes") == "clean=long_runs:1"
 
 
-@pytest.mark.parametrize("text", ["a" * 100_000, "".join(map(chr, range(0x4E00, 0x4E00 + 20_000)))], ids=["letters", "cjk"])
+@pytest.mark.parametrize(
+    "text", ["a" * 100_000, "".join(map(chr, range(0x4E00, 0x4E00 + 20_000)))], ids=["letters", "cjk"]
+)
 async def test_letters_are_never_cut(text: str) -> None:
     """C069: 20,000 different characters without a space are a text, and one letter repeated is somebody's data."""
     async with serving(plain()) as (upstream, running):
@@ -82,7 +87,15 @@ async def test_letters_are_never_cut(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [" " * 2_000_000 + "x", "- " * 500_000, "ー ー" * 200_000, "\n " * 250_000, "—" * 1_000_000, "`" * 300_000, "|-" * 300_000],
+    [
+        " " * 2_000_000 + "x",
+        "- " * 500_000,
+        "ー ー" * 200_000,
+        "\n " * 250_000,
+        "—" * 1_000_000,
+        "`" * 300_000,
+        "|-" * 300_000,
+    ],
     ids=["spaces", "pairs", "vowels", "lines", "dashes", "ticks", "table"],
 )
 async def test_the_cleaner_is_not_the_denial_of_service(text: str) -> None:
@@ -103,7 +116,7 @@ async def test_earlier_turns_are_cleaned_to_the_same_text_in_every_request() -> 
         for count in range(1, len(turns) + 1, 3):
             await running.ask(json.dumps({"model": "m", "messages": turns[:count]}, ensure_ascii=False).encode())
         forwarded = [request.json["messages"] for request in upstream.requests]
-        for earlier, later in zip(forwarded, forwarded[1:], strict=False):
+        for earlier, later in itertools.pairwise(forwarded):
             assert later[: len(earlier)] == earlier
         again = json.dumps({"model": "m", "messages": forwarded[-1]}, ensure_ascii=False).encode()
         await running.ask(again)
@@ -119,7 +132,13 @@ CONTENTS: list[object] = [
 @pytest.mark.parametrize("content", CONTENTS, ids=repr)
 async def test_content_of_any_shape_is_taken(content: object) -> None:
     """C073: no exception, and what is no text stays as it is."""
-    messages = [{"role": "user", "content": content}, {"role": "user"}, "text", None, {"role": "user", "content": "a\x07"}]
+    messages = [
+        {"role": "user", "content": content},
+        {"role": "user"},
+        "text",
+        None,
+        {"role": "user", "content": "a\x07"},
+    ]
     async with serving(plain()) as (upstream, running):
         response = await running.ask(json.dumps({"model": "m", "messages": messages}).encode())
         assert response.status == 200

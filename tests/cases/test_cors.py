@@ -10,7 +10,10 @@ from tests.support.raw import DONE, Response, chat, chunk
 PAGE = "https://chat.example"
 CORS = {"origins": [PAGE, "http://localhost:3000/"], "max_age_s": 60}
 KEYS = [{"name": "k", "key": "a-long-secret"}]
-ASKED = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type,x-stainless-os"}
+ASKED = {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-stainless-os",
+}
 
 
 def cross_origin(response: Response) -> list[str]:
@@ -49,7 +52,9 @@ async def test_a_connection_goes_on_after_a_preflight() -> None:
         assert (await client.ask(chat(stream=False), headers={"origin": PAGE})).status == 200
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "https://chat.example.evil.example", "http://chat.example"])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "https://chat.example.evil.example", "http://chat.example"]
+)
 async def test_an_origin_that_is_not_listed_gets_nothing(origin: str) -> None:
     async with serving(plain(), cors=CORS) as (upstream, running):
         preflight = await running.get("/v1/chat/completions", {"origin": origin, **ASKED}, "OPTIONS")

@@ -169,7 +169,10 @@ async def test_every_route_lets_go(route: str) -> None:
     settings = settings_for("x")
     async with RawUpstream(server.play) as upstream:
         settings = settings_for(upstream.url)
-        settings["routes"] = [{"name": "main", "upstreams": ["up"]}, {"name": "fast", "upstreams": ["up"], "match": {"prefix": "/fast"}}]
+        settings["routes"] = [
+            {"name": "main", "upstreams": ["up"]},
+            {"name": "fast", "upstreams": ["up"], "match": {"prefix": "/fast"}},
+        ]
         async with running_gateway(settings) as running:
             async with running.client() as client:
                 await client.post(body, path)
@@ -240,7 +243,10 @@ async def test_leaving_during_the_upload_contacts_nobody() -> None:
 
 async def test_a_close_right_after_the_end_is_no_leaving() -> None:
     """client-contract §1 rule 17: some clients close the connection at `[DONE]`."""
-    async with RawUpstream(streams(HELLO, STOP, DONE, end="open")) as upstream, running_gateway(settings_for(upstream.url)) as running:
+    async with (
+        RawUpstream(streams(HELLO, STOP, DONE, end="open")) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+    ):
         async with running.client() as client:
             await client.post(chat())
             await client.head()
@@ -257,7 +263,11 @@ async def test_watching_for_the_leaving_does_not_swallow_the_next_request() -> N
     async def play(request: Received, wire: Wire) -> None:
         await (streams(HELLO, STOP, DONE)(request, wire) if request.json["stream"] else wire.send(whole(answer())))
 
-    async with RawUpstream(play) as upstream, running_gateway(settings_for(upstream.url)) as running, running.client() as client:
+    async with (
+        RawUpstream(play) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+        running.client() as client,
+    ):
         for turn in range(10):
             response = await client.ask(chat(stream=turn % 2 == 0))
             assert response.body == (HELLO + STOP + DONE if turn % 2 == 0 else answer())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.support.plays import sends, streams
@@ -17,7 +19,7 @@ FACE = EVENT.index("😀".encode())
 
 def cut(*places: int) -> list[bytes]:
     edges = [0, *places, len(STREAM)]
-    return [STREAM[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [STREAM[a:b] for a, b in itertools.pairwise(edges)]
 
 
 CUTS = {
@@ -74,15 +76,17 @@ async def test_any_model_name_leaves_logs_metrics_and_pages_alive(name: str) -> 
     import json
 
     body = json.dumps({"model": name, "messages": [], "stream": False}).encode()
-    async with RawUpstream(sends(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(answer()), answer())) as upstream:
-        async with running_gateway(settings_for(upstream.url)) as running:
-            assert (await running.ask(body)).status in (200, 400)
-            assert (await running.get("/metrics")).status == 200
-            assert (await running.get("/metrics", {"accept": "application/openmetrics-text; version=1.0.0"})).status == 200
-            page = await running.get("/gateway/status")
-            assert page.status == 200
-            page.body.decode()
-            str((await running.last_record())["model"]).encode()
+    async with (
+        RawUpstream(sends(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(answer()), answer())) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+    ):
+        assert (await running.ask(body)).status in (200, 400)
+        assert (await running.get("/metrics")).status == 200
+        assert (await running.get("/metrics", {"accept": "application/openmetrics-text; version=1.0.0"})).status == 200
+        page = await running.get("/gateway/status")
+        assert page.status == 200
+        page.body.decode()
+        str((await running.last_record())["model"]).encode()
 
 
 async def test_bytes_that_are_no_utf8_are_relayed_and_do_not_end_the_stream() -> None:

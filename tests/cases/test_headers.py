@@ -102,7 +102,10 @@ async def test_fields_of_one_hop_stay_on_it() -> None:
 )
 async def test_a_base_url_with_a_slash_too_many_works_without_a_redirect(path: str, headers: dict[str, str]) -> None:
     """C137: a redirect loses the key or the https."""
-    routes = [{"name": "main", "upstreams": ["up"]}, {"name": "fast", "upstreams": ["up"], "match": {"prefix": "/fast"}}]
+    routes = [
+        {"name": "main", "upstreams": ["up"]},
+        {"name": "fast", "upstreams": ["up"], "match": {"prefix": "/fast"}},
+    ]
     async with serving(plain(), routes=routes) as (upstream, running):
         assert (await running.ask(chat(stream=False), path, headers)).status == 200
         assert upstream.requests[0].target == "/v1/chat/completions"
@@ -150,7 +153,8 @@ async def test_the_authority_of_an_absolute_target_is_ignored() -> None:
     async with serving(plain()) as (upstream, running), running.client() as client:
         sent = chat(stream=False)
         await client.send(
-            b"POST http://evil.example/v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(sent), sent)
+            b"POST http://evil.example/v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(sent), sent)
         )
         assert (await client.response()).status == 200
         assert upstream.requests[0].target == "/v1/chat/completions"
@@ -259,7 +263,10 @@ async def test_a_route_named_in_chinese_is_no_server_error() -> None:
 async def test_raw_bytes_in_fields_pass_as_bytes() -> None:
     """C141: UTF-8 or Latin-1, from either side."""
     raw = "日本".encode()
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-up: %b\xe9\r\ncontent-length: %d\r\n\r\n" % (raw, len(answer()))
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-up: %b\xe9\r\ncontent-length: %d\r\n\r\n" % (
+        raw,
+        len(answer()),
+    )
 
     async def play(request: Received, wire: Wire) -> None:
         await wire.send(head + answer())
@@ -267,7 +274,8 @@ async def test_raw_bytes_in_fields_pass_as_bytes() -> None:
     async with serving(play) as (upstream, running), running.client() as client:
         sent = chat(stream=False)
         await client.send(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nx-meta: %b\xe9\r\ncontent-length: %d\r\n\r\n%b" % (raw, len(sent), sent)
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nx-meta: %b\xe9\r\ncontent-length: %d\r\n\r\n%b"
+            % (raw, len(sent), sent)
         )
         response = await client.response()
         assert response.status == 200

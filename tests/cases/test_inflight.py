@@ -61,7 +61,9 @@ async def request(running: Running, kind: str) -> None:
             await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 500\r\n\r\n{")
             await asyncio.sleep(0.01)
             return
-        await client.post(b"{" if kind == "bad_json" else chat(stream=kind not in ("plain", "leave_waiting"), content=kind))
+        await client.post(
+            b"{" if kind == "bad_json" else chat(stream=kind not in ("plain", "leave_waiting"), content=kind)
+        )
         if kind == "leave_at_once":
             return
         if kind == "leave_waiting":

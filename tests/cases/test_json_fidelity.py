@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 
@@ -61,7 +62,9 @@ async def test_big_numbers_in_an_answer_stay_exact() -> None:
 @pytest.mark.parametrize("word", [b"NaN", b"-Infinity", b"Infinity"])
 async def test_an_answer_with_infinite_logprobs_is_no_server_error(word: bytes) -> None:
     """C047."""
-    odd = answer().replace(b'"finish_reason"', b'"logprobs":{"content":[{"token":"y","logprob":%b}]},"finish_reason"' % word)
+    odd = answer().replace(
+        b'"finish_reason"', b'"logprobs":{"content":[{"token":"y","logprob":%b}]},"finish_reason"' % word
+    )
     assert odd != answer()
     async with serving(plain(odd)) as (_, running):
         response = await running.ask(chat(stream=False))
@@ -161,13 +164,17 @@ async def test_earlier_turns_keep_their_bytes_from_turn_to_turn() -> None:
         b'{"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function",'
         b'"function":{"name":"f","arguments":"{\\"b\\":1, \\"a\\":2}"}}]}'
     )
-    turns = [b'{"role":"user", "content":"\\u4f60\\u597d"}', call, b'{"content":"42","role":"tool","tool_call_id":"c1"}']
+    turns = [
+        b'{"role":"user", "content":"\\u4f60\\u597d"}',
+        call,
+        b'{"content":"42","role":"tool","tool_call_id":"c1"}',
+    ]
     async with serving(plain(), route=POLICY) as (upstream, running):
         for count in (1, 2, 3):
             sent = b'{"model":"m","messages":[' + b",".join(turns[:count]) + b"]}"
             assert (await running.ask(sent)).status == 200
         forwarded = [request.body for request in upstream.requests]
-    for earlier, later in zip(forwarded, forwarded[1:], strict=False):
+    for earlier, later in itertools.pairwise(forwarded):
         messages = earlier[earlier.index(b"[") : earlier.index(b"]}") if b"]}" in earlier else earlier.index(b"],")]
         assert messages in later
     assert call in forwarded[-1]

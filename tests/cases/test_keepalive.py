@@ -25,7 +25,11 @@ async def test_a_server_that_closes_idle_connections_costs_nobody_an_error() -> 
         await wire.send(whole(answer()))
         asyncio.get_running_loop().call_later(idle, wire.close)
 
-    async with RawUpstream(play) as upstream, running_gateway(settings_for(upstream.url)) as running, running.client() as client:
+    async with (
+        RawUpstream(play) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+        running.client() as client,
+    ):
         for turn in range(40):
             response = await client.ask(chat(stream=False))
             assert response.status == 200, response.body
@@ -148,7 +152,11 @@ async def test_surplus_bytes_are_nobody_s_answer(pieces: list[bytes]) -> None:
         else:
             await wire.send(whole(b'{"n":2}'))
 
-    async with RawUpstream(play) as upstream, running_gateway(settings_for(upstream.url)) as running, running.client() as client:
+    async with (
+        RawUpstream(play) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+        running.client() as client,
+    ):
         for number in (1, 2):
             assert (await client.ask(chat(stream=False))).body == b'{"n":%d}' % number
             await asyncio.sleep(0.02)
@@ -191,7 +199,11 @@ async def test_a_changed_address_is_found_while_old_streams_finish() -> None:
     def server(name: str) -> RawUpstream:
         async def play(request: Received, wire: Wire) -> None:
             events = [*[chunk({"content": name})] * 8, STOP, DONE]
-            await (streams(*events, pause=0.05)(request, wire) if request.json["stream"] else wire.send(whole(b'{"n":"%b"}' % name.encode())))
+            await (
+                streams(*events, pause=0.05)(request, wire)
+                if request.json["stream"]
+                else wire.send(whole(b'{"n":"%b"}' % name.encode()))
+            )
 
         return RawUpstream(play)
 

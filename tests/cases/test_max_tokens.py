@@ -7,7 +7,19 @@ import json
 import pytest
 
 from tests.support.playing import error_body, plain, serving, streaming
-from tests.support.raw import DONE, LAST_CHUNK, STREAM_HEAD, Received, Wire, answer, chat, chunk, framed, usage_chunk, whole
+from tests.support.raw import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Received,
+    Wire,
+    answer,
+    chat,
+    chunk,
+    framed,
+    usage_chunk,
+    whole,
+)
 from tests.support.running import until
 
 FLOOR = {"max_tokens": {"floor": 1024}}
@@ -23,7 +35,9 @@ async def play_4096(request: Received, wire: Wire) -> None:
     if wanted + 3500 > 4096:
         await wire.send(whole(TOO_LONG, "400 Bad Request"))
     elif request.json.get("stream"):
-        await wire.send(STREAM_HEAD, framed(chunk({"content": "x"})), framed(chunk(finish="stop")), framed(DONE), LAST_CHUNK)
+        await wire.send(
+            STREAM_HEAD, framed(chunk({"content": "x"})), framed(chunk(finish="stop")), framed(DONE), LAST_CHUNK
+        )
     else:
         await wire.send(whole(answer()))
 

@@ -9,7 +9,17 @@ import pytest
 
 from tests.support.playing import error_body, plain, serving, streaming
 from tests.support.raw import (
-    DONE, STREAM_HEAD, RawUpstream, Received, Wire, answer, chat, chunk, framed, usage_chunk, whole,
+    DONE,
+    STREAM_HEAD,
+    RawUpstream,
+    Received,
+    Wire,
+    answer,
+    chat,
+    chunk,
+    framed,
+    usage_chunk,
+    whole,
 )  # fmt: skip
 from tests.support.running import running_gateway, settings_for
 
@@ -165,7 +175,9 @@ async def test_only_streams_have_a_first_token() -> None:
         ("leave", "client_cancelled", None),
     ],
 )
-async def test_how_it_ended_is_told_by_the_end_and_not_by_the_head(content: str, outcome: str, reason: str | None) -> None:
+async def test_how_it_ended_is_told_by_the_end_and_not_by_the_head(
+    content: str, outcome: str, reason: str | None
+) -> None:
     """C022: deaths after the head were booked as 200, and leaving clients as failures of the upstream."""
 
     async def play(request: Received, wire: Wire) -> None:

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from tests.support.playing import plain, serving, streaming
-from tests.support.raw import DONE, chat, chunk, whole
-from tests.support.raw import Received, Wire
+from tests.support.raw import DONE, Received, Wire, chat, chunk, whole
 
 OFF = {"clean": {"control": False, "dashes": False, "long_runs": False, "roles": False}}
 
@@ -106,7 +105,9 @@ async def test_another_encoding_is_refused_by_its_name(encoding: str, name: str)
         assert upstream.requests == []
 
 
-@pytest.mark.parametrize("kind", ["application/json; charset=iso-8859-1", "text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize(
+    "kind", ["application/json; charset=iso-8859-1", "text/plain", "application/x-www-form-urlencoded"]
+)
 async def test_the_content_type_does_not_decide_what_is_json(kind: str) -> None:
     """C052c, d: curl sends a form's type when nobody says otherwise."""
     sent = chat(stream=False, content="你好 é")
@@ -120,7 +121,9 @@ async def test_json_without_any_content_type_is_taken() -> None:
     """C052e."""
     sent = chat(stream=False)
     async with serving(plain()) as (upstream, running), running.client() as client:
-        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(sent) + sent)
+        await client.send(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(sent) + sent
+        )
         assert (await client.response()).status == 200
         assert upstream.requests[0].body == sent
 

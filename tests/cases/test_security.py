@@ -9,7 +9,9 @@ from tests.support.raw import Received, Wire, chat, whole
 from tests.support.running import running_gateway, settings_for
 
 
-@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"])
+@pytest.mark.parametrize(
+    "status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"]
+)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_redirect_is_never_followed(status: str, stream: bool) -> None:
     """C144: it could name an internal address, and our key would go there."""
@@ -17,7 +19,9 @@ async def test_a_redirect_is_never_followed(status: str, stream: bool) -> None:
 
     async def play(request: Received, wire: Wire) -> None:
         hits.append(request.target)
-        await wire.send(whole(b"", status, f"location: http://127.0.0.1:{wire.writer.get_extra_info('sockname')[1]}/admin"))
+        await wire.send(
+            whole(b"", status, f"location: http://127.0.0.1:{wire.writer.get_extra_info('sockname')[1]}/admin")
+        )
 
     async with serving(play, upstream={"api_key": "secret-of-upstream"}) as (_, running):
         response = await running.ask(chat(stream=stream))

@@ -7,7 +7,18 @@ import asyncio
 import pytest
 
 from tests.support.plays import sends, streams
-from tests.support.raw import DONE, LAST_CHUNK, STREAM_HEAD, RawUpstream, Received, Wire, chat, chunk, framed, usage_chunk
+from tests.support.raw import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    RawUpstream,
+    Received,
+    Wire,
+    chat,
+    chunk,
+    framed,
+    usage_chunk,
+)
 from tests.support.running import Running, running_gateway, settings_for
 
 ROLE = chunk({"role": "assistant", "content": ""})
@@ -28,7 +39,9 @@ async def test_a_stream_with_line_separators_inside_its_text_is_not_torn_apart()
     """C002: U+2028, U+2029, NEL, VT, FF and FS end no line of an event stream."""
     text = "a\u2028b\u2029c\u0085d\x0be\x0cf\x1cg"
     event = (
-        b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"' + text.encode() + b'"},"finish_reason":"stop"}]}\n\n'
+        b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"'
+        + text.encode()
+        + b'"},"finish_reason":"stop"}]}\n\n'
     )
     async with RawUpstream(streams(event, DONE)) as upstream, running_gateway(settings_for(upstream.url)) as running:
         record = await relayed(running, event + DONE)
@@ -146,7 +159,10 @@ async def test_a_finished_answer_without_done_is_complete_and_nothing_is_added()
 async def test_usage_in_a_last_event_without_its_blank_line_is_read() -> None:
     """C007 (b)."""
     last = usage_chunk(7, 5)[:-1]
-    async with RawUpstream(streams(HELLO, STOP, last)) as upstream, running_gateway(settings_for(upstream.url)) as running:
+    async with (
+        RawUpstream(streams(HELLO, STOP, last)) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+    ):
         body = chat(stream_options={"include_usage": True})
         response = await running.ask(body)
         assert response.body == HELLO + STOP + last
@@ -221,7 +237,10 @@ async def test_nothing_leaves_after_the_end_mark(include_usage: str, together: b
 
 async def test_a_server_that_lingers_after_done_keeps_nobody_waiting() -> None:
     """C22 of the fault catalogue: the answer ends at once; the connection is not used again."""
-    async with RawUpstream(streams(HELLO, STOP, DONE, end="open")) as upstream, running_gateway(settings_for(upstream.url)) as running:
+    async with (
+        RawUpstream(streams(HELLO, STOP, DONE, end="open")) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+    ):
         async with running.client() as client:
             response = await client.ask(chat())
             assert response.body == HELLO + STOP + DONE

@@ -142,7 +142,12 @@ async def test_an_answer_put_into_the_reasoning_field_is_misrouted_and_not_burnt
 
 async def test_a_misrouted_stream_is_seen_too() -> None:
     """C084."""
-    events = [chunk({"reasoning_content": "I am"}), chunk({"reasoning_content": " a model"}), chunk(finish="stop"), DONE]
+    events = [
+        chunk({"reasoning_content": "I am"}),
+        chunk({"reasoning_content": " a model"}),
+        chunk(finish="stop"),
+        DONE,
+    ]
     async with serving(streaming(*events), route=OFF) as (_, running):
         assert (await running.ask(chat())).body == b"".join(events)
         assert (await running.last_record())["verdict"] == "misrouted"
@@ -164,7 +169,9 @@ async def test_a_switch_that_the_model_ignores_is_measured_and_warned_of_once(ca
     assert sum("not to think" in record.getMessage() for record in caplog.records) == 1
 
 
-async def test_a_400_that_our_switch_caused_is_sent_once_without_it_and_remembered(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_400_that_our_switch_caused_is_sent_once_without_it_and_remembered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """C086."""
 
     async def play(request: Received, wire: Wire) -> None:

@@ -170,7 +170,10 @@ async def test_a_drip_of_bytes_is_a_stall() -> None:
 async def test_heartbeats_bridge_a_pause_in_the_middle_of_an_answer() -> None:
     """C7: `: keep-alive` blocks until the idle limit, counted from the last event and not from the last look."""
     route = {"timeouts": {"idle_ms": 500}, "budget": {"heartbeat_ms": 100}}
-    async with RawUpstream(streams(HELLO, end="open")) as upstream, running_gateway(settings_for(upstream.url, route=route)) as running:
+    async with (
+        RawUpstream(streams(HELLO, end="open")) as upstream,
+        running_gateway(settings_for(upstream.url, route=route)) as running,
+    ):
         response = await running.ask(chat())
         beats = [piece for piece in response.pieces if piece[1] == b": keep-alive\n\n"]
         assert 2 <= len(beats) <= 5

@@ -29,7 +29,9 @@ def deltas(*calls: dict[str, object]) -> list[bytes]:
     ],
 )
 @pytest.mark.parametrize("route", [{}, POLICY], ids=["as-is", "policies"])
-async def test_the_second_round_of_a_tool_call_arrives_as_it_was_sent(turn: dict[str, object], route: dict[str, object]) -> None:
+async def test_the_second_round_of_a_tool_call_arrives_as_it_was_sent(
+    turn: dict[str, object], route: dict[str, object]
+) -> None:
     """C074: null stays null, "" stays "", nothing is dropped or invented."""
     messages = [
         {"role": "user", "content": "go"},
@@ -104,7 +106,9 @@ async def test_a_turn_without_text_has_a_first_token_and_is_not_empty(first: dic
         ({"audio": {"id": "a", "data": "AAAA", "transcript": "hi"}}, "stop"),
     ],
 )
-async def test_a_whole_answer_without_text_is_not_empty_and_not_asked_again(message: dict[str, object], finish: str) -> None:
+async def test_a_whole_answer_without_text_is_not_empty_and_not_asked_again(
+    message: dict[str, object], finish: str
+) -> None:
     """C076."""
     body = answer(None, finish, **message)
     async with serving(plain(body), route={"rescue": True}) as (upstream, running):

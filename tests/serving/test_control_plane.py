@@ -209,9 +209,14 @@ def _timed(action, clock):  # type: ignore[no-untyped-def]
 async def test_the_api_describes_itself() -> None:
     async with serving(plain()) as (_, running):
         schema = (await running.get("/gateway/openapi.json")).json
-        assert {"/health", "/readyz", "/metrics", "/gateway/status", "/gateway/requests/{request_id}", "/gateway/reload"} <= set(
-            schema["paths"]
-        )
+        assert {
+            "/health",
+            "/readyz",
+            "/metrics",
+            "/gateway/status",
+            "/gateway/requests/{request_id}",
+            "/gateway/reload",
+        } <= set(schema["paths"])
         docs = await running.get("/gateway/docs")
         assert b"/gateway/openapi.json" in docs.body
 

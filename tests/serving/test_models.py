@@ -73,13 +73,18 @@ ODD = ["org/name", "中文模型", "a b", "x:latest", "100%", "q?x"]
 )
 async def test_one_model_can_be_asked_for_in_every_spelling(path: str, name: str) -> None:
     """Clients encode the slash of `org/name` or do not."""
-    async with RawUpstream(plain(), models=("m", *ODD)) as upstream, running_gateway(settings_for(upstream.url)) as running:
+    async with (
+        RawUpstream(plain(), models=("m", *ODD)) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+    ):
         response = await running.get(path)
         assert (response.status, response.json["id"]) == (200, name)
         assert upstream.requests == []
 
 
-@pytest.mark.parametrize("path", ["/v1/models/none", "/v1/models/%00", "/v1/models/..%2f..%2fsleep", "/nowhere/v1/models"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models/none", "/v1/models/%00", "/v1/models/..%2f..%2fsleep", "/nowhere/v1/models"]
+)
 async def test_an_unknown_model_or_prefix_is_a_404(path: str) -> None:
     async with serving(plain()) as (_, running):
         response = await running.get(path)
@@ -112,7 +117,10 @@ async def test_the_list_is_asked_for_every_five_seconds_only() -> None:
 )
 async def test_odd_entries_of_a_server_do_not_break_the_list(listing: bytes) -> None:
     """C044, C047, C048, on the way of the list."""
-    async with RawUpstream(plain(), listing=listing) as upstream, running_gateway(settings_for(upstream.url)) as running:
+    async with (
+        RawUpstream(plain(), listing=listing) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+    ):
         response = await running.get("/v1/models")
         assert response.status == 200
         assert names(response.body) == ["m"]
@@ -127,7 +135,10 @@ async def test_the_context_length_of_the_model_behind_a_name_is_told() -> None:
 
 
 async def test_a_client_that_leaves_while_the_list_is_fetched_is_booked_as_gone() -> None:
-    async with RawUpstream(plain(), listing_delay=0.2) as upstream, running_gateway(settings_for(upstream.url)) as running:
+    async with (
+        RawUpstream(plain(), listing_delay=0.2) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+    ):
         async with running.client() as client:
             await client.send(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
             await asyncio.sleep(0.02)

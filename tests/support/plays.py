@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from tests.support.raw import LAST_CHUNK, STREAM_HEAD, Handler, Received, Wire, framed
+from tests.support.raw import LAST_CHUNK, STREAM_HEAD, Handler, Received, Wire
 
 End = Literal["last_chunk", "open", "close", "reset", "half"]
 
@@ -32,11 +32,11 @@ def sends(*pieces: bytes, end: End = "open") -> Handler:
 
 
 async def finish(wire: Wire, end: End) -> None:
-    """How a response ends: `half` leaves a chunk unfinished, `open` keeps the connection as it is."""
+    """How a response ends: `half` announces a chunk and leaves, `open` keeps the connection as it is."""
     if end == "last_chunk":
         await wire.send(LAST_CHUNK)
     elif end == "half":
-        await wire.send(framed(b"x" * 50)[:20])
+        await wire.send(b"32\r\n")
         wire.close()
     elif end in ("close", "reset"):
         await asyncio.sleep(0.02)  # so that what was sent is read before a reset throws it away

@@ -190,6 +190,9 @@ class RawUpstream:
                     await self._handler(request, wire)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
+        except RuntimeError:  # uvloop's word for writing to a connection that is gone
+            if not writer.transport.is_closing():
+                raise
         finally:
             if wire.number >= 0:
                 self.open -= 1

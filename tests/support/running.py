@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -95,15 +96,24 @@ def settings_for(
 
 @asynccontextmanager
 async def running_gateway(
-    settings: Mapping[str, object], *, upstream: Mapping[str, object] | None = None, connect: Connect | None = None
+    settings: Mapping[str, object],
+    *,
+    upstream: Mapping[str, object] | None = None,
+    connect: Connect | None = None,
+    source: Path | None = None,
 ) -> AsyncIterator[Running]:
-    """Serves `settings` (see `settings_for`) on a free port; `upstream` adds settings to every upstream."""
+    """Serves `settings` (see `settings_for`) on a free port; `upstream` adds settings to every upstream.
+
+    `source` is the file that a reload reads.
+    """
     data: dict[str, Any] = {"listen": {"host": "127.0.0.1", "port": 0}, **settings}
     data["listen"] = {"host": "127.0.0.1", "port": 0, **data["listen"]}
     if upstream:
         data["upstreams"] = {name: {**values, **upstream} for name, values in data["upstreams"].items()}
     records: list[dict[str, object]] = []
-    gateway = Gateway(from_mapping(data), registry=CollectorRegistry(), write_log=records.append, connect=connect)
+    gateway = Gateway(
+        from_mapping(data), registry=CollectorRegistry(), write_log=records.append, connect=connect, source=source
+    )
     server = GatewayServer(gateway)
     sock = listening_socket("127.0.0.1", 0)
     port = sock.getsockname()[1]

@@ -75,7 +75,7 @@ class GatewayProcess:
                     return
             assert self.process.poll() is None, f"the gateway ended: {self.lines}"
             assert time.monotonic() < end, f"the gateway was not ready in time: {self.lines}"
-            time.sleep(0.05)  # noqa: TID251 - a process of its own start-up
+            time.sleep(0.05)
 
     def close(self) -> None:
         self.http.close()

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -46,23 +47,16 @@ class RealVllm:
     def __repr__(self) -> str:
         return f"<RealVllm {self.model} at {self.url}>"
 
-    def gauge(self, name: str) -> float:
-        """The sum of a metric's samples on the server's page, such as `vllm:num_requests_running`."""
-        page = self.http.get("/metrics").text
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name == name
-        )
-
     @property
-    def running(self) -> float:
-        return self.gauge("vllm:num_requests_running")
-
-    @property
-    def waiting(self) -> float:
-        return self.gauge("vllm:num_requests_waiting")
+    def load(self) -> tuple[int, int]:
+        """How many requests the server says it runs, and how many it keeps waiting."""
+        counts = {"vllm:num_requests_running": 0, "vllm:num_requests_waiting": 0}
+        for family in text_string_to_metric_families(self.http.get("/metrics").text):
+            for sample in family.samples:
+                if sample.name in counts:
+                    counts[sample.name] += int(sample.value)
+        running, waiting = counts.values()
+        return running, waiting
 
     def close(self) -> None:
         self.http.close()
@@ -76,7 +70,7 @@ class Servers:
         self._process: subprocess.Popen[bytes] | None = None
         self._flags: tuple[str, ...] = ()
         self._server: RealVllm | None = None
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server  # noqa: SIM115 - closed with the server
 
     def __enter__(self) -> Self:
         return self
@@ -116,8 +110,15 @@ class Servers:
             raise Unavailable(f"no vLLM is installed in {venv.name}; `make test-vllm` installs it")
         command = ["bash", str(script), str(self._port), str(venv), *flags]
         self._process = subprocess.Popen(
-            command, env={"OMP_NUM_THREADS": "1", **os.environ},  # threads that wait for each other stand still on a busy machine
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True,
+            command,
+            env={
+                "OMP_NUM_THREADS": "1",
+                **os.environ,
+            },  # threads that wait for each other stand still on a busy machine
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
         )
         url = f"http://127.0.0.1:{self._port}"
         end = time.monotonic() + START_S
@@ -125,7 +126,7 @@ class Servers:
             ended = self._process.poll()
             assert ended is None, f"vLLM ended with {ended}: {self._last_lines()}"
             assert time.monotonic() < end, f"vLLM was not ready in time: {self._last_lines()}"
-            time.sleep(0.25)  # noqa: TID251 - a process of its own start-up
+            time.sleep(0.25)
         return RealVllm(url)
 
     def _stop(self) -> None:
@@ -164,13 +165,20 @@ def is_answering(url: str) -> bool:
 
 
 def _warm_up(server: RealVllm) -> None:
-    """The first request of a shape compiles kernels: none of that in what the tests measure."""
+    """The first requests of a shape compile kernels, the first at once start threads: none of that in what is measured."""
+
+    def ask(prompt: str, *, thinking: bool) -> None:
+        body = {
+            "model": server.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": 32,
+            "chat_template_kwargs": {"thinking": thinking},
+        }
+        server.http.post("/v1/chat/completions", json=body)
+
     for prompt in ("hi", "hello " * 200):
         for thinking in (True, False):
-            body = {
-                "model": server.model,
-                "messages": [{"role": "user", "content": prompt}],
-                "max_tokens": 32,
-                "chat_template_kwargs": {"thinking": thinking},
-            }
-            server.http.post("/v1/chat/completions", json=body)
+            ask(prompt, thinking=thinking)
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(16):
+            pool.submit(ask, "hi", thinking=True)

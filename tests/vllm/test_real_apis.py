@@ -26,9 +26,7 @@ def _events(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_completions_answer_plainly(
-    vllm: RealVllm, gateway: GatewayProcess, openai_client: Any, new_id: str
-) -> None:
+def test_completions_answer_plainly(vllm: RealVllm, gateway: GatewayProcess, openai_client: Any, new_id: str) -> None:
     answer = openai_client.completions.create(
         model=vllm.model, prompt="Hello", max_tokens=8, temperature=0, extra_headers={"x-request-id": new_id}
     )
@@ -50,9 +48,7 @@ def test_completions_stream(vllm: RealVllm, gateway: GatewayProcess, openai_clie
     assert record["outcome"] == "complete"
 
 
-def test_responses_answer_plainly(
-    vllm: RealVllm, gateway: GatewayProcess, openai_client: Any, new_id: str
-) -> None:
+def test_responses_answer_plainly(vllm: RealVllm, gateway: GatewayProcess, openai_client: Any, new_id: str) -> None:
     answer = openai_client.responses.create(
         model=vllm.model, input="你好", temperature=0, extra_headers={"x-request-id": new_id}
     )

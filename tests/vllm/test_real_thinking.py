@@ -59,9 +59,7 @@ def runs() -> dict[str, Run]:
 
 
 @pytest.fixture
-def run(
-    runs: dict[str, Run], vllm: RealVllm, gateway: GatewayProcess, prompts: list[dict[str, Any]]
-) -> Run:
+def run(runs: dict[str, Run], vllm: RealVllm, gateway: GatewayProcess, prompts: list[dict[str, Any]]) -> Run:
     if "run" not in runs:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # leaves the thread's own loop alone
             runs["run"] = runner.run(_ask_all(vllm.model, gateway, prompts))
@@ -94,7 +92,8 @@ async def _ask(client: AsyncOpenAI, gateway: GatewayProcess, model: str, row: di
         stream=True,
         stream_options={"include_usage": True},
     )
-    text, reasoning, usage, server = "", "", None, {}
+    text, reasoning, usage = "", "", None
+    server: dict[str, float] = {}
     async for chunk in raw.parse():
         for choice in chunk.choices:
             text += choice.delta.content or ""

@@ -244,7 +244,8 @@ def test_bytes_of_any_kind_never_raise(body: bytes, kind: Kind) -> None:
 @pytest.mark.parametrize("finish", ["stop", "length", None])
 @pytest.mark.parametrize("content", ["hi", "", " \n", "<think>a</think>b", "a</think>b", "a < b", None, ["x"], 5])
 @pytest.mark.parametrize(
-    "more", [{}, {"reasoning": "r"}, {"reasoning": None}, {"tool_calls": [{"function": {"name": "f"}}]}, {"refusal": "no"}]
+    "more",
+    [{}, {"reasoning": "r"}, {"reasoning": None}, {"tool_calls": [{"function": {"name": "f"}}]}, {"refusal": "no"}],
 )
 def test_the_short_way_for_ordinary_answers_sees_what_the_long_one_sees(
     finish: str | None, content: object, more: dict[str, object]
