@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 
 from benchmarks import native, targets
 from benchmarks.processes import (
@@ -108,7 +107,8 @@ def _load(bench: Bench, running: Running, work: Workload, on_mark: Mark) -> dict
     watchdog = threading.Timer(work.limit_s + work.hold_s + work.seconds + SETTLE_S, process.kill)
     watchdog.start()
     try:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         for line in process.stdout:
             told: dict[str, object] = json.loads(line)
             if "mark" not in told:
@@ -214,7 +214,7 @@ def _add_cost(sample: Sample, watch: Watch, work: Workload, alive: int) -> None:
         sample.idle_cpu_us = round((watch.used("open", "held") or 0.0) / alive / work.hold_s, 3)
 
 
-def measure_quietly(bench: Bench, run: Callable[[Workload], Sample], work: Workload) -> Sample:
+def measure_quietly(run: Callable[[Workload], Sample], work: Workload) -> Sample:
     """A round whose own lag is small enough; after some tries, the best of those there were."""
     seen: list[Sample] = []
     while len(seen) < TRIES:
@@ -241,40 +241,11 @@ def warm_up(bench: Bench, running: Running, work: Workload) -> None:
 def one_round(bench: Bench, target: Running | Target, work: Workload) -> Sample:
     """A round on a target that runs, or on a new process of one."""
     if isinstance(target, Running):
-        return measure_quietly(bench, lambda work: measure(bench, target, work), work)
+        return measure_quietly(lambda work: measure(bench, target, work), work)
 
     def on_new_process(work: Workload) -> Sample:
         with targets.running(target, bench.upstream_port) as running:
             warm_up(bench, running, work)
             return measure(bench, running, work)
 
-    return measure_quietly(bench, on_new_process, work)
-
-
-@contextmanager
-def ready(bench: Bench, chosen: list[Target], work: Workload) -> Iterator[list[Running | Target]]:
-    """What is measured in a workload, `direct` first: processes that run and are warm, or targets to start anew."""
-    with ExitStack() as stack:
-        found: list[Running | Target] = [bench.direct()]
-        for target in chosen:
-            if work.is_fresh:
-                found.append(target)
-                continue
-            running = stack.enter_context(targets.running(target, bench.upstream_port))
-            warm_up(bench, running, work)
-            found.append(running)
-        yield found
-
-
-def in_turn(found: list[Running | Target], number: int) -> list[Running | Target]:
-    """A B B A: every second round goes backwards, so that a drift of the machine hits all alike."""
-    return found if number % 2 == 0 else found[::-1]
-
-
-def without_failures(sample: Sample) -> Sample:
-    """A copy that says only numbers."""
-    return replace(sample, failures={})
-
-
-def median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
+    return measure_quietly(on_new_process, work)

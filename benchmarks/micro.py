@@ -1,6 +1,6 @@
 """Our own Python per request and per chunk, without sockets: fake transports on both sides, in one process.
 
-    python benchmarks/micro.py [--profile]
+    python -m benchmarks.micro [--profile=plain]
 
 What the kernel does is left out, so the figures only compare versions of this code with each other.
 """
@@ -84,7 +84,7 @@ class Bench:
 
     async def connect(self, factory: Any, _: Any) -> UpstreamConnection:
         connection: UpstreamConnection = factory()
-        connection.connection_made(FakeTransport(lambda data: self.loop.call_soon(self.answer, connection)))
+        connection.connection_made(FakeTransport(lambda _: self.loop.call_soon(self.answer, connection)))
         return connection
 
     def answer(self, connection: UpstreamConnection) -> None:

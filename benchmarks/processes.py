@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "bench"
 STOP_WAIT_S = 5.0
-_ESTABLISHED, _DIE_WITH_PARENT = "01", 1  # of /proc/net/tcp; PR_SET_PDEATHSIG
+_ESTABLISHED, _LISTENING = "01", "0A"  # states in /proc/net/tcp
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Failed(Exception):
@@ -52,7 +53,7 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str] | No
     with log.open("wb") as output:
         return subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL,
-            stdout=output, stderr=output, preexec_fn=_die_with_parent,
+            stdout=output, stderr=output, preexec_fn=_die_with_parent,  # noqa: PLW1509 — no thread of ours runs then
         )  # fmt: skip
 
 
@@ -93,11 +94,6 @@ def wait_until(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], l
             what = f"ended with {ended}" if ended is not None else f"was not ready in {limit_s:.0f} s"
             raise Failed(f"{Path(str(process.args[0])).name} {what}: {tail_of(log)}")  # type: ignore[index]
         time.sleep(0.05)
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def tail_of(log: Path, size: int = 400) -> str:
@@ -163,20 +159,25 @@ def open_files(pid: int) -> int:
     return sum(1 for member in tree(pid) for _ in Path(f"/proc/{member}/fd").glob("*"))
 
 
-def _inodes_of_accepted(port: int) -> set[str]:
-    """Sockets of established connections that were accepted on a port."""
+def _inodes(port: int, state: str) -> set[str]:
+    """Sockets in a state whose local port is this one."""
     found = set()
     with Path("/proc/net/tcp").open() as table:
         for line in table:
             fields = line.split()
-            if fields[3] == _ESTABLISHED and fields[1].endswith(f":{port:04X}"):
+            if fields[3] == state and fields[1].endswith(f":{port:04X}"):
                 found.add(fields[9])
     return found
 
 
+def listener_count(port: int) -> int:
+    """Sockets that listen on a port: each worker's own where they share it."""
+    return len(_inodes(port, _LISTENING))
+
+
 def accepted_by_process(pid: int, port: int) -> list[int]:
     """How many open connections, accepted on `port`, each process of a tree holds; those with none are left out."""
-    accepted = _inodes_of_accepted(port)
+    accepted = _inodes(port, _ESTABLISHED)
     counts = []
     for member in tree(pid):
         count = 0

@@ -1,6 +1,7 @@
-"""A model server that costs next to nothing: canned answers, paced as the request asks. Run by hop.py.
+"""A model server that costs next to nothing: canned answers, paced as the request asks.
 
-The header `x-bench: chunks=16,pause_ms=1` chooses the stream; without `"stream": true` in the body the answer is plain.
+`python -m benchmarks.upstream PORT`: the stand-in for native/upstream.c where there is no compiler, with the same interface:
+`x-bench: chunks=16,pause_ms=1`, as a header or in the beginning of the body, chooses the stream; chunks=0 a plain answer.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ PLAIN = json.dumps({
     "usage": {"prompt_tokens": 10, "completion_tokens": 40, "total_tokens": 50},
 }).encode()  # fmt: skip
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+MAX_SEEN = 2048  # bytes of a body in which the marker is looked for
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_BENCH = re.compile(rb"\r\nx-bench: *chunks=(\d+),pause_ms=([\d.]+)", re.IGNORECASE)
+_BENCH = re.compile(rb"x-bench: *chunks=(\d+),pause_ms=([\d.]+)", re.IGNORECASE)
 
 
 def _event(content: str, finish: str | None = None) -> bytes:
     payload = {
         "id": "chatcmpl-8f14e45fceea167a5a36dedd4bea2543", "object": "chat.completion.chunk", "created": 1700000000,
-        "model": "m", "choices": [{"index": 0, "delta": {"content": content}, "logprobs": None, "finish_reason": finish, "token_ids": None}],
+        "model": "m",
+        "choices": [
+            {"index": 0, "delta": {"content": content}, "logprobs": None, "finish_reason": finish, "token_ids": None}
+        ],
     }  # fmt: skip
     data = b"data: " + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
     return b"%x\r\n%b\r\n" % (len(data), data)
@@ -43,7 +48,7 @@ class Canned(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.buffer = b""
+        self.buffer = bytearray()
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -52,23 +57,28 @@ class Canned(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.buffer += data
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
-            head = self.buffer[: end + 2]
+            head = bytes(self.buffer[: end + 2])
             length = int(found[1]) if (found := _LENGTH.search(head)) else 0
             if len(self.buffer) < end + 4 + length:
                 return
-            body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
-            self.answer(head, body)
+            seen = bytes(self.buffer[end + 4 : end + 4 + min(length, MAX_SEEN)])
+            del self.buffer[: end + 4 + length]
+            self.answer(head, seen)
 
-    def answer(self, head: bytes, body: bytes) -> None:
+    def answer(self, head: bytes, seen: bytes) -> None:
         if head.startswith(b"GET"):
-            self.plain(MODELS if b"/v1/models" in head else b"")
-        elif b'"stream": true' in body or b'"stream":true' in body:
-            found = _BENCH.search(head)
-            chunks, pause = (int(found[1]), float(found[2]) / 1000) if found else (16, 0.001)
-            self.transport.write(HEAD + TOKEN)
-            self.loop.call_later(pause, self.more, chunks - 2, pause, self.loop.time() + 2 * pause)
-        else:
+            self.plain(MODELS if b"/v1/models" in head else b"{}")
+            return
+        found = _BENCH.search(head) or _BENCH.search(seen)
+        chunks, pause = (int(found[1]), float(found[2]) / 1000) if found else (0, 0.0)
+        if chunks == 0:
             self.plain(PLAIN)
+        elif chunks == 1:
+            self.transport.write(HEAD + LAST + END)
+        else:
+            self.transport.write(HEAD + TOKEN)
+            now = self.loop.time()
+            self.loop.call_at(now + pause, self.more, chunks - 2, pause, now + 2 * pause)
 
     def more(self, left: int, pause: float, due: float) -> None:
         if self.transport.is_closing():

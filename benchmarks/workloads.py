@@ -68,7 +68,8 @@ class Workload:
         given = {
             "port": port, "key": key, "mode": self.mode, "clients": self.clients, "requests": self.requests,
             "seconds": self.seconds, "chunks": self.chunks, "pause-ms": self.pause_ms,
-            "prompt-bytes": self.prompt_bytes, "spread-s": self.spread_s, "hold-s": self.hold_s, "limit-s": self.limit_s,
+            "prompt-bytes": self.prompt_bytes, "spread-s": self.spread_s, "hold-s": self.hold_s,
+            "limit-s": self.limit_s,
         }  # fmt: skip
         arguments = [f"--{name}={value}" for name, value in given.items()]
         if self.mode == "trace":

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from gateway.metrics import CLEAN_KINDS, POLICY_KINDS, Metrics
+from gateway.metrics import CLEAN_KINDS, FAILURE_REASONS, POLICY_KINDS, Metrics
 from gateway.timing.timeline import wait_causes
 from gateway.wire.headers import label_value
 
 if TYPE_CHECKING:
     from gateway.exchange import Exchange
-    from gateway.metrics import PairMeters, RouteMeters, UpstreamMeters
+    from gateway.metrics import Count, PairMeters, RouteMeters, UpstreamMeters
     from gateway.timing.timeline import Segments, WaitCause
     from gateway.wire.answer import Usage
     from gateway.wire.stream import StreamReader
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 NS = 1_000_000_000
 NO_ROUTE = "none"
 RECENT_LIMIT = 1024  # timelines kept for /gateway/requests/ID; about 1 KiB each
+
+
+_BLAMELESS = frozenset(("complete", "client_cancelled", "internal_error"))  # outcomes that are no upstream's doing
 
 
 class Account:
@@ -38,18 +41,20 @@ class Account:
         self._write = write
         self._metrics = metrics
         self._pairs: dict[tuple[str, str], PairMeters] = {}
+        self._refused: dict[str, dict[str, Count]] = {}  # by route: requests that got as far as no upstream
         self._routes: dict[str, RouteMeters] = {}
         self._upstreams: dict[str, UpstreamMeters] = {}
         self._detached: Metrics | None = None
         self._recent: OrderedDict[str, dict[str, object]] = OrderedDict()
         self._recent_limit = recent_limit
-        self.add_pair(NO_ROUTE, NO_ROUTE)
+        self._refused[NO_ROUTE] = metrics.refused(NO_ROUTE)
 
     # Meters are made when a configuration is loaded; requests find them ready.
 
     def add_route(self, name: str) -> None:
         if name not in self._routes:
             self._routes[name] = self._metrics.route(name)
+            self._refused.pop(name, None)
 
     def add_pair(self, route: str, upstream: str) -> PairMeters:
         known = self._pairs.get((route, upstream))
@@ -69,15 +74,15 @@ class Account:
         """
         for name in self._routes.keys() - set(routes):
             del self._routes[name]
+            self._refused.pop(name, None)
             self._metrics.forget("route", name)
         for name in self._upstreams.keys() - set(upstreams):
             del self._upstreams[name]
             self._metrics.forget("upstream", name)
-        known_routes, known_upstreams = {NO_ROUTE, *routes}, {NO_ROUTE, *upstreams}
         self._pairs = {
             (route, upstream): meters
             for (route, upstream), meters in self._pairs.items()
-            if route in known_routes and upstream in known_upstreams
+            if route in routes and upstream in upstreams
         }
 
     def route(self, name: str) -> RouteMeters:
@@ -88,14 +93,16 @@ class Account:
         known = self._upstreams.get(name)
         return known if known is not None else self._nowhere().upstream(name)
 
-    def _pair_of(self, x: Exchange) -> PairMeters:
-        route, upstream = x.route or NO_ROUTE, x.upstream or NO_ROUTE
+    def _pair_of(self, route: str, upstream: str) -> PairMeters:
         known = self._pairs.get((route, upstream))
-        if known is not None:
-            return known
-        if (x.route is None or route in self._routes) and (x.upstream is None or upstream in self._upstreams):
-            return self.add_pair(route, upstream)
-        return self._nowhere().pair(route, upstream)
+        return known if known is not None else self._nowhere().pair(route, upstream)
+
+    def _refused_of(self, route: str) -> dict[str, Count]:
+        known = self._refused.get(route)
+        if known is None:
+            known = (self._metrics if route in self._routes else self._nowhere()).refused(route)
+            self._refused[route] = known
+        return known
 
     def _nowhere(self) -> Metrics:
         if self._detached is None:
@@ -117,10 +124,12 @@ class Account:
         x.settle("internal_error", "unsettled")
         segments = timeline.segments()
         causes = wait_causes(timeline, server, x.rtt_ns) if server is not None else []
-        pair = self._pair_of(x)
         assert x.outcome is not None
-        pair.requests[x.outcome].inc()
-        if x.upstream is not None:
+        if x.upstream is None:
+            self._refused_of(x.route or NO_ROUTE)[x.outcome].inc()
+        else:
+            pair = self._pair_of(x.route or NO_ROUTE, x.upstream)
+            pair.requests[x.outcome].inc()
             self._book_time(x, pair, segments, causes)
             if x.is_stream and reader is not None:
                 self._book_stream(x, pair, reader, usage)
@@ -139,10 +148,13 @@ class Account:
             meter.observe(value / NS)
         if x.timeline.sent:
             self._metrics.overhead.observe(max(0, segments.gateway - x.timeline.slot_wait_ns) / NS)
-        if causes or (x.reason is not None and x.outcome not in ("client_cancelled", "complete")):
+        is_failure = x.reason is not None and x.outcome not in _BLAMELESS
+        if x.outcome == "refused" and x.reason not in FAILURE_REASONS:  # for a reason of our own
+            is_failure = False
+        if causes or is_failure:
             meters = self.upstream(x.upstream or NO_ROUTE)
-            if x.reason is not None and x.outcome not in ("client_cancelled", "complete"):
-                meters.failure(x.reason)
+            if is_failure:
+                meters.failure(x.reason or "other")
             for cause, source, seconds in causes:
                 meters.wait(cause, source).observe(seconds)
 

@@ -112,7 +112,8 @@ class Gateway:
     async def start(self) -> None:
         """Starts probing; returns when each upstream was asked once or a second has passed."""
         self._background = asyncio.get_running_loop().create_task(
-            self.watch.run(lambda: self.runtime.upstreams.values()), name="watch"
+            self.watch.run(lambda: self.runtime.upstreams.values()),  # noqa: PLW0108  a reload changes the runtime
+            name="watch",
         )
         try:
             async with asyncio.timeout(FIRST_PROBES_S):

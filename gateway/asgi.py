@@ -119,7 +119,11 @@ class AsgiCall:
         while True:
             while self._queue:
                 message = self._queue.popleft()
-                await send(message)
+                try:
+                    await send(message)
+                except OSError:  # some servers say so that the client has gone
+                    self._leave()
+                    return
                 self._queued -= len(message.get("body", b""))
                 if self.is_paused and self._queued <= PAUSE_ABOVE // 2:
                     self.is_paused = False
@@ -135,13 +139,18 @@ class AsgiCall:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                self._gone = True
-                self._body_done.set()
-                self._wake_pump.set()
-                if self._watcher is not None:
-                    self._watcher.on_client_gone()
+                self._leave()
                 return
             self._take(message)
+
+    def _leave(self) -> None:
+        if self._gone:
+            return
+        self._gone = True
+        self._body_done.set()
+        self._wake_pump.set()
+        if self._watcher is not None:
+            self._watcher.on_client_gone()
 
     def _take(self, message: Message) -> None:
         data = message.get("body", b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import GatewayError, Internal, UpstreamBadResponse, UpstreamError, UpstreamTimeout
+from gateway.upstream.connection import OUR_FAULT
 
 if TYPE_CHECKING:
     from gateway.config import Timeouts
@@ -70,16 +71,25 @@ def nothing_came() -> UpstreamBadResponse:
     return UpstreamBadResponse("The model server's stream ended before its first event.", reason="no_finish")
 
 
-def broken_off(lost: Lost) -> UpstreamBadResponse:
+def our_fault() -> Internal:
+    """A mistake in this program; the log has it."""
+    return Internal("The gateway failed on this request; its log says where.", reason="internal")
+
+
+def broken_off(lost: Lost) -> GatewayError:
     """The connection ended after part of the answer went out."""
+    if lost.reason == OUR_FAULT:
+        return our_fault()
     return UpstreamBadResponse(
         "The model server broke off in the middle of its answer; what came before this is incomplete.",
         reason=lost.reason,
     )
 
 
-def no_answer(lost: Lost, upstream: str) -> UpstreamBadResponse:
+def no_answer(lost: Lost, upstream: str) -> GatewayError:
     """The connection ended and nothing of an answer went out."""
+    if lost.reason == OUR_FAULT:
+        return our_fault()
     what = _LOST.get(lost.reason, f"broke the rules of HTTP: {lost.detail}")
     return UpstreamBadResponse(f"Upstream `{upstream}` {what}. It may have crashed; see its log.", reason=lost.reason)
 

@@ -228,7 +228,7 @@ class DirectCall:
             return
         self.flush()
         if self._is_open_ended:  # only a reset tells this caller that something is missing
-            self._protocol.transport.abort()
+            self._protocol.reset()
         else:
             self._protocol.transport.close()
         self._protocol.on_response_complete()

@@ -233,8 +233,12 @@ class Metrics:
         return RouteMeters(self, route)
 
     def pair(self, route: str, upstream: str) -> PairMeters:
-        """Meters of a route and one of its upstreams; upstream `none` for requests that never got one."""
+        """Meters of a route and one of its upstreams."""
         return PairMeters(self, route, upstream)
+
+    def refused(self, route: str) -> dict[str, Count]:
+        """Requests of a route that got as far as no upstream, by outcome."""
+        return self.counts("requests_total", (route, "none"), OUTCOMES)
 
     def upstream(self, upstream: str) -> UpstreamMeters:
         return UpstreamMeters(self, upstream)

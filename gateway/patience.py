@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.complaints import too_slow
+from gateway.complaints import our_fault, too_slow
 from gateway.policy.deadline import Progress, due
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from gateway.config import Route
     from gateway.errors import GatewayError
     from gateway.exchange import Exchange
+
+log = logging.getLogger("gateway.relay")
 
 NS = 1_000_000_000
 SOONEST_S = 0.0005
@@ -91,5 +94,10 @@ class Patience:
 
     def _look_late(self, when: int) -> None:
         """The loop's clock is coarser than ours: never act before the instant itself."""
-        if not self._waiting.is_over:
+        if self._waiting.is_over:
+            return
+        try:
             self._look(max(when, self._clock()))
+        except Exception as error:  # else nothing would ever end this request
+            log.exception("internal error in a request's timer", exc_info=error)
+            self._waiting.fail(our_fault(), self._clock())

@@ -13,10 +13,9 @@ import logging
 from typing import TYPE_CHECKING, Literal
 
 from gateway.catalogue import answer_models
-from gateway.complaints import outcome_of
+from gateway.complaints import our_fault, outcome_of
 from gateway.errors import (
     GatewayError,
-    Internal,
     MethodNotAllowed,
     NoRoute,
     Overloaded,
@@ -89,12 +88,7 @@ class Proxy:
             x.settle("client_cancelled")
         except Exception as error:
             log.exception("internal error in request %s", x.request_id, exc_info=error)
-            self._refuse(
-                x,
-                call,
-                Internal("The gateway failed on this request; its log says why.", reason="internal"),
-                leaving.relay,
-            )
+            self._refuse(x, call, our_fault(), leaving.relay)
         finally:
             self.running -= 1
             call.watch(None)

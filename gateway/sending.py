@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import orjson
 
 from gateway.complaints import no_answer
+from gateway.errors import UpstreamBadResponse, body_of
 from gateway.exchange import ClientGone
 from gateway.judging import Verdicts
 from gateway.policy.clean import clean_body, may_need_cleaning
@@ -227,7 +228,7 @@ class Sender:
 
         def head_for(head: ResponseHead | None) -> Headers:
             prepared.free()
-            if head is not None and x.kind != "opaque" and _is_coded(head):
+            if head is not None and head.is_coded and x.kind != "opaque":
                 state.meters.failure("content_encoding")  # relayed, but nothing in it can be read (C133)
             return response_headers(x, route, state, head, self._clock())
 
@@ -311,27 +312,15 @@ class Sender:
         error = x.reader.error if x.reader is not None else None
         assert error is not None and result.head is not None
         status = error.status or 502
+        if _is_nested(error.data):
+            body = error.data
+        else:
+            told = UpstreamBadResponse(error.message, status=status, code=error.code or None, reason="stream_error")
+            body = body_of(told, x.api, x.request_id)
+        fields = response_headers(x, prepared.route, state, result.head, self._clock())
+        headers = [(b"content-type", b"application/json"), *(field for field in fields if field[0] not in _STREAM_ONLY)]
         x.settle("refused" if status < 500 else "upstream_error", "stream_error")
-        body = (
-            error.data
-            if _is_nested(error.data)
-            else orjson.dumps(
-                {
-                    "error": {
-                        "message": error.message,
-                        "type": "upstream_error",
-                        "param": None,
-                        "code": error.code or status,
-                    }
-                }
-            )
-        )
-        headers = [
-            f
-            for f in response_headers(x, prepared.route, state, result.head, self._clock())
-            if f[0] not in _STREAM_ONLY
-        ]
-        return Reply(status, [(b"content-type", b"application/json"), *headers], masked(body, state))
+        return Reply(status, headers, masked(body, state))
 
     def _reply(self, x: Exchange, prepared: Prepared, state: UpstreamState, result: Result) -> Reply:
         head, body = result.head, result.body
@@ -343,12 +332,13 @@ class Sender:
                 raise problem
             status = self._verdicts.status_of(x, status)
             self._verdicts.book_plain(x, prepared.route, state)
+        headers = response_headers(x, prepared.route, state, head, self._clock())
         if status < 400:
             x.settle("complete")
         else:
             x.settle("refused" if status < 500 else "upstream_error", "http_4xx" if status < 500 else "http_5xx")
             body = masked(body, state)
-        return Reply(status, response_headers(x, prepared.route, state, head, self._clock()), body)
+        return Reply(status, headers, body)
 
 
 _STREAM_ONLY = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))
@@ -367,11 +357,6 @@ def timing_comment(x: Exchange) -> bytes:
         if value is not None:
             total[name] = round(value / 1e6, 3)
     return b": timing " + orjson.dumps({**total, **fields}) + b"\n\n"
-
-
-def _is_coded(head: ResponseHead) -> bool:
-    encoding = head.get(b"content-encoding")
-    return encoding is not None and encoding.lower() != b"identity"
 
 
 def _refusal_of(x: Exchange, result: Result) -> tuple[int, bytes]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
@@ -335,6 +337,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self.deadline_ns = self._clock() + int(seconds * NS)
         if self.transport.can_write_eof():
             self.transport.write_eof()
+
+    def reset(self) -> None:
+        """Ends the connection in a way that no client takes for the end of an answer."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def _refuse(self, error: GatewayError) -> None:
         """Bytes that make no request. Nothing more is read; the requests before them get their answers first."""

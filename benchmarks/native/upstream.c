@@ -66,8 +66,11 @@ static struct connection *connections[MAX_CONNECTIONS];
 static struct connection *heap[MAX_CONNECTIONS]; /* streams, the next one due first */
 static int heap_size, epoll_fd, timer_fd;
 static int64_t timer_set_for;
-static char token[512], first[1024], last[1024], only[1536];
-static size_t token_size, first_size, last_size, only_size;
+/* Several chunks in turn: LiteLLM ends a stream that repeats one chunk a hundred times. */
+#define TOKENS 4
+static const char *token_events[TOKENS] = {EVENT(" word", "null"), EVENT(" text", "null"), EVENT(" line", "null"), EVENT(" page", "null")};
+static char token[TOKENS][512], first[1024], last[1024], only[1536];
+static size_t token_size, first_size, last_size, only_size; /* all tokens are of one size */
 
 /* The heap of due times. */
 
@@ -174,7 +177,7 @@ static bool continue_stream(struct connection *c) {
     if (--c->chunks_left) {
         c->due += c->pause;
         heap_settle(c->heap_index);
-        return say(c, token, token_size);
+        return say(c, token[c->chunks_left % TOKENS], token_size);
     }
     heap_remove(c);
     c->state = READING_HEAD;
@@ -321,7 +324,7 @@ int main(int count, char **arguments) {
     getrlimit(RLIMIT_NOFILE, &files);
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
-    token_size = frame(token, "", EVENT(" word", "null"), "");
+    for (int i = 0; i < TOKENS; i++) token_size = frame(token[i], "", token_events[i], "");
     first_size = frame(first, STREAM_HEAD, EVENT(" word", "null"), "");
     last_size = frame(last, "", EVENT("", "\"stop\""), END);
     only_size = frame(only, STREAM_HEAD, EVENT("", "\"stop\""), END);

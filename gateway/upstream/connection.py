@@ -7,6 +7,7 @@ switch lies between the upstream's bytes and the client's transport (the reason 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
 from typing import Protocol
@@ -14,6 +15,11 @@ from typing import Protocol
 from gateway.upstream.http1 import ProtocolViolation, ResponseHead, ResponseParser
 
 Clock = Callable[[], int]
+
+
+OUR_FAULT = "internal"  # as a reason: nobody lost anything but by a mistake in this program
+
+log = logging.getLogger("gateway.upstream")
 
 
 class Lost(Exception):
@@ -147,21 +153,25 @@ class UpstreamConnection(asyncio.Protocol):
         if sink is None:  # idle, or the user left: nothing that comes now may ever reach another request
             self.close()
             return
-        if parser.head is not None and not self._head_given:
-            self._head_given = True
-            sink.on_head(parser.head, now)
-        parts = parser.parts
-        if parts and self._sink is sink:
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
-            sink.on_body(body, now)
-        if violation is not None:
-            if parser.is_complete:  # its user has the whole answer and has not let go yet; what came is nobody's
-                self.close()
-            else:
-                self._lose(violation.reason, violation.detail, now)
-        elif parser.is_complete and self._sink is sink:
-            sink.on_end(now)
+        try:
+            if parser.head is not None and not self._head_given:
+                self._head_given = True
+                sink.on_head(parser.head, now)
+            parts = parser.parts
+            if parts and self._sink is sink:
+                body = parts[0] if len(parts) == 1 else b"".join(parts)
+                parts.clear()
+                sink.on_body(body, now)
+            if violation is not None:
+                if parser.is_complete:  # its user has the whole answer and has not let go yet; what came is nobody's
+                    self.close()
+                else:
+                    self._lose(violation.reason, violation.detail, now)
+            elif parser.is_complete and self._sink is sink:
+                sink.on_end(now)
+        except Exception as error:  # a mistake of ours must not pass for the server's, nor leave a request waiting
+            log.exception("internal error while an answer was read", exc_info=error)
+            self._lose(OUR_FAULT, "the gateway failed", now)
 
     def eof_received(self) -> None:
         sink = self._sink

@@ -13,8 +13,11 @@ from typing import Any
 
 import httpx2
 
+from gateway.config import Upstream
 from gateway.upstream.state import UpstreamState
+from gateway.wire.answer import lenient_loads
 from gateway.wire.engines import detect_engine
+from gateway.wire.headers import Headers
 
 log = logging.getLogger("gateway.upstream")
 
@@ -34,7 +37,7 @@ class Watch:
     def __init__(self, *, loop_time: Callable[[], float], client: ClientFactory | None = None) -> None:
         self._time = loop_time
         self._client_for = client or make_client
-        self._clients: dict[str, httpx2.AsyncClient] = {}
+        self._clients: dict[str, tuple[Upstream, httpx2.AsyncClient]] = {}
         self._models_at: dict[str, float] = {}
         self._asking: dict[str, asyncio.Lock] = {}
         self.first_round = asyncio.Event()
@@ -43,7 +46,9 @@ class Watch:
     async def run(self, states: Callable[[], Iterable[UpstreamState]]) -> None:
         """Probes all of them for ever; cancelled at shutdown."""
         while True:
-            await asyncio.gather(*(self.probe(state) for state in states()))
+            for result in await asyncio.gather(*(self.probe(state) for state in states()), return_exceptions=True):
+                if isinstance(result, Exception):  # ours, not the server's; the next round must still come
+                    log.error("a health check failed", exc_info=result)
             self.first_round.set()
             await asyncio.sleep(PROBE_EVERY_S * random.uniform(1 - JITTER, 1 + JITTER))
 
@@ -51,11 +56,11 @@ class Watch:
         """One health check; finds out the engine and its models when they are not known."""
         problem: str | None = None
         try:
-            response = await self._client(state).get("/health", timeout=PROBE_TIMEOUT_S)
-            if response.status_code in (404, 405):
-                response = await self._client(state).get("/v1/models", timeout=PROBE_TIMEOUT_S)
-            if response.status_code >= 500 or response.status_code in (404, 405):
-                problem = f"health check answered {response.status_code}"
+            status, _, _ = await self._get(state, "/health", PROBE_TIMEOUT_S)
+            if status in (404, 405):
+                status, _, _ = await self._get(state, "/v1/models", PROBE_TIMEOUT_S)
+            if status >= 500 or status in (404, 405):
+                problem = f"health check answered {status}"
         except (httpx2.HTTPError, OSError) as error:
             problem = type(error).__name__
         self._note(state, problem)
@@ -84,32 +89,51 @@ class Watch:
                 return state.models
             self._models_at[state.name] = self._time()
             try:
-                response = await self._client(state).get("/v1/models", timeout=MODELS_TIMEOUT_S)
-                payload: Any = response.json() if response.status_code == 200 else None
-            except (httpx2.HTTPError, OSError, ValueError):
+                status, headers, body = await self._get(state, "/v1/models", MODELS_TIMEOUT_S)
+                payload: Any = lenient_loads(body)[0] if status == 200 else None
+            except (httpx2.HTTPError, OSError):
                 return state.models
-            self._learn(state, payload, response)
+            self._learn(state, payload, headers)
             return state.models
 
-    def _learn(self, state: UpstreamState, payload: Any, response: httpx2.Response) -> None:
+    def _learn(self, state: UpstreamState, payload: Any, headers: Headers) -> None:
         if not isinstance(payload, dict) or not isinstance(payload.get("data"), list):
             return
         state.models = tuple(
             entry for entry in payload["data"] if isinstance(entry, dict) and isinstance(entry.get("id"), str)
         )
         if state.config.engine == "auto":
-            headers = [(name.lower().encode(), value.encode()) for name, value in response.headers.items()]
             state.engine = detect_engine(payload, headers)
             state.is_engine_known = True
 
-    def _client(self, state: UpstreamState) -> httpx2.AsyncClient:
-        client = self._clients.get(state.name)
-        if client is None or str(client.base_url).rstrip("/") != state.config.url:
-            client = self._clients[state.name] = self._client_for(state)
+    async def _get(self, state: UpstreamState, path: str, limit_s: float) -> tuple[int, Headers, bytes]:
+        """Status, fields and body of one answer, each step within `limit_s`. Raises httpx2.HTTPError, OSError.
+
+        The whole has a limit too, a later one: a TLS handshake that is cancelled from outside leaks its socket.
+        """
+        async with asyncio.timeout(limit_s * 1.5):
+            client = await self._client(state)
+            async with client.stream("GET", path, timeout=limit_s) as response:
+                body = b""
+                async for piece in response.aiter_bytes():
+                    body += piece
+                    if len(body) > MAX_MODELS_BYTES:
+                        raise OSError("the answer is too large")
+                return response.status_code, [(name.lower(), value) for name, value in response.headers.raw], body
+
+    async def _client(self, state: UpstreamState) -> httpx2.AsyncClient:
+        """The client of an upstream; a reload with other settings gets a new one."""
+        known = self._clients.get(state.name)
+        if known is not None and known[0] == state.config:
+            return known[1]
+        client = self._client_for(state)
+        self._clients[state.name] = (state.config, client)
+        if known is not None:
+            await known[1].aclose()
         return client
 
     async def close(self) -> None:
-        for client in self._clients.values():
+        for _, client in self._clients.values():
             await client.aclose()
         self._clients.clear()
 
@@ -117,10 +141,10 @@ class Watch:
 def make_client(state: UpstreamState) -> httpx2.AsyncClient:
     """A client for probes: no environment, no redirects, one or two connections."""
     config = state.config
-    headers = {"user-agent": "firsttoken-probe"}
+    headers = {"user-agent": "firsttoken-probe", "accept-encoding": "identity"}
     if config.api_key is not None:
         headers["authorization"] = f"Bearer {config.api_key.get_secret_value()}"
-    verify: Any = config.tls.verify
+    verify: Any = config.is_tls and config.tls.verify  # without TLS no authorities need to be loaded
     if config.is_tls and config.tls.verify and config.tls.ca_file:
         import ssl
 

@@ -7,9 +7,8 @@ import json
 import random
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
-from prometheus_client.parser import text_string_to_metric_families as families
 
+from tests.support.pages import open_page, samples, text_page
 from tests.support.playing import plain, serving
 from tests.support.raw import Received, Wire, answer, chat, whole
 from tests.support.running import Running
@@ -18,8 +17,8 @@ ROUTE = {"match": {"models": ["m", "m-*"]}}
 
 
 async def series(running: Running) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
-    page = (await running.get("/metrics")).body.decode()
-    return {(s.name, tuple(sorted(s.labels.items()))) for family in families(page) for s in family.samples}
+    page = (await running.get("/metrics")).body
+    return {(name, labels) for name, labels, _ in samples(text_page(page))}
 
 
 async def many(running: Running, bodies: list[tuple[bytes, str, dict[str, str]]]) -> None:
@@ -43,7 +42,7 @@ async def test_random_models_paths_agents_and_statuses_make_no_series() -> None:
         return "".join(dice.choices("abcdefgh", k=9))
 
     async with serving(play, route=ROUTE) as (_, running):
-        warm = [(chat(stream=False, model=model), "/v1/chat/completions", {}) for model in ("m", "unknown")]
+        warm: list[tuple[bytes, str, dict[str, str]]] = [(chat(stream=False, model=model), "/v1/chat/completions", {}) for model in ("m", "unknown")]
         await many(running, warm * 4)
         before = await series(running)
         requests = [
@@ -96,11 +95,11 @@ async def test_one_odd_model_name_does_not_cost_the_scrape(name: str) -> None:
             assert response.status == (404 if route else 200)
             text = await running.get("/metrics")
             assert (text.status, text.header("content-type")) == (200, "text/plain; version=0.0.4; charset=utf-8")
-            assert len(list(families(text.body.decode()))) >= 20
+            assert len(text_page(text.body)) >= 20
             accept = "application/openmetrics-text; version=1.0.0; charset=utf-8, text/plain;q=0.5"
-            open_page = await running.get("/metrics", {"accept": accept})
-            assert (open_page.header("content-type") or "").startswith("application/openmetrics-text")
-            assert len(list(open_families(open_page.body.decode()))) >= 20
+            strict = await running.get("/metrics", {"accept": accept})
+            assert (strict.header("content-type") or "").startswith("application/openmetrics-text")
+            assert len(open_page(strict.body)) >= 20
             status = await running.get("/gateway/status")
             assert status.status == 200
             assert len(status.json["recent"][0]["model"]) <= 128

@@ -182,7 +182,7 @@ async def test_earlier_turns_keep_their_bytes_from_turn_to_turn() -> None:
 
 async def test_fields_that_nobody_here_knows_arrive() -> None:
     """C056."""
-    unknown = {f"vendor_{number}": {"x": [number, None, "é"]} for number in range(9)}
+    unknown: dict[str, object] = {f"vendor_{number}": {"x": [number, None, "é"]} for number in range(9)}
     unknown |= {"guided_json": {"type": "object"}, "top_k": 20, "extra_body": {"chat_template_kwargs": {"a": 1}}}
     message = {
         "role": "assistant", "content": "a", "reasoning_content": "r", "name": "n", "prefix": True,

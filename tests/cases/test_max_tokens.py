@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ async def test_the_field_that_the_caller_used_is_the_one_that_is_edited(
     ],
 )
 async def test_small_budgets_on_purpose_stay_small(
-    given: dict[str, object], thinking: str, arrived: int, changes: str | None
+    given: dict[str, Any], thinking: str, arrived: int, changes: str | None
 ) -> None:
     """C094: one-token classifiers and Dify's credential probe became long generations."""
     route = {**FLOOR, "thinking": thinking}

@@ -109,7 +109,7 @@ async def test_without_usage_no_speed_is_claimed() -> None:
 async def test_tokens_of_a_bundled_first_frame_were_not_waited_for() -> None:
     """C099."""
     first = chunk({"content": "x" * 64}, usage={"prompt_tokens": 3, "completion_tokens": 64, "total_tokens": 67})
-    events = [first, 0.05, chunk({"content": "y"}), 0.05, chunk({"content": "z"}), chunk(finish="stop")]
+    events: list[bytes | float] = [first, 0.05, chunk({"content": "y"}), 0.05, chunk({"content": "z"}), chunk(finish="stop")]
     count, total = await tpot_of([*events, usage_chunk(completion=66), DONE])
     assert count == 1
     assert 0.04 < total < 0.12  # two gaps for two tokens

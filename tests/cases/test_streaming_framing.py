@@ -19,7 +19,7 @@ from tests.support.raw import (
     framed,
     usage_chunk,
 )
-from tests.support.running import Running, running_gateway, settings_for
+from tests.support.running import Running, running_gateway, settings_for, until
 
 ROLE = chunk({"role": "assistant", "content": ""})
 HELLO = chunk({"content": "hello"})

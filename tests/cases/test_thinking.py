@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,7 @@ async def test_empty_answers_are_told_apart(body: bytes, verdict: str) -> None:
 )
 async def test_reasoning_under_all_its_names_is_timed_and_never_renamed(delta: dict[str, object]) -> None:
     """C083."""
-    events = [chunk(delta), 0.06, chunk({"content": "a"}), chunk(finish="stop"), DONE]
+    events: list[bytes | float] = [chunk(delta), 0.06, chunk({"content": "a"}), chunk(finish="stop"), DONE]
     async with serving(streaming(*events)) as (upstream, running):
         history = [{"role": "assistant", "content": "a", **delta}, {"role": "user", "content": "b"}]
         sent = json.dumps({"model": "m", "stream": True, "messages": history}).encode()
@@ -124,7 +125,7 @@ async def test_reasoning_under_all_its_names_is_timed_and_never_renamed(delta: d
         assert response.body == b"".join(event for event in events if isinstance(event, bytes))
         assert upstream.requests[0].body == sent
         record = await running.last_record()
-        assert record["ttft_ms"] < 60 <= record["ttfv_ms"]
+        assert record["ttft_ms"] < 55 < record["ttfv_ms"]
         assert record["reasoning_ms"] >= 55
         assert record["chunks"] == 2
 
@@ -221,7 +222,7 @@ async def test_another_400_is_not_blamed_on_the_switch() -> None:
         ({"chat_template_kwargs": None}, {}),
     ],
 )
-async def test_the_callers_own_template_arguments_are_merged(given: dict[str, object], kept: dict[str, object]) -> None:
+async def test_the_callers_own_template_arguments_are_merged(given: dict[str, Any], kept: dict[str, object]) -> None:
     """C087: `foo` stays, the route's wish goes before, a literal `extra_body` is not interpreted."""
     async with serving(plain(), route=OFF, upstream={"family": "qwen3"}) as (upstream, running):
         response = await running.ask(chat(stream=False, **given))
@@ -295,7 +296,7 @@ async def test_a_tag_in_the_middle_of_an_answer_is_text() -> None:
 
 async def test_two_choices_think_apart() -> None:
     """C088, C011: `</think>` of one must not end the thoughts of the other."""
-    events = [
+    events: list[bytes | float] = [
         chunk({"content": "<think>a"}, index=0), chunk({"content": "<think>b"}, index=1),
         chunk({"content": "</think>"}, index=0), 0.05, chunk({"content": "A"}, index=0),
         chunk(finish="stop", index=0), chunk({"content": "c"}, index=1), chunk(finish="length", index=1),

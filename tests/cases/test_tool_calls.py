@@ -86,7 +86,7 @@ TOOL_DELTAS = [
 )
 async def test_a_turn_without_text_has_a_first_token_and_is_not_empty(first: dict[str, object], finish: str) -> None:
     """C076: no sample, and flagged as an empty answer."""
-    events = [ROLE, 0.06, chunk(first), 0.02, chunk(finish=finish), DONE]
+    events: list[bytes | float] = [ROLE, 0.06, chunk(first), 0.02, chunk(finish=finish), DONE]
     async with serving(streaming(*events)) as (_, running):
         await running.ask(chat())
         record = await running.last_record()

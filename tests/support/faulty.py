@@ -25,7 +25,7 @@ class Faulty:
         self.upstream = upstream
         self.responses: list[Response] = []
 
-    async def ask(self, *, stream: bool, **more: object) -> Response:
+    async def ask(self, *, stream: bool, **more: str) -> Response:
         """One request with the canary as its prompt; the response is checked afterwards with all else."""
         response = await self.running.ask(chat(stream=stream, content=CANARY_TEXT, **more))
         self.responses.append(response)

@@ -27,7 +27,7 @@ CAUSES = ("queue", "prefill", "network", "input", "unexplained")
 @pytest.fixture(scope="module")
 def one_slot_vllm(servers: Servers) -> RealVllm:
     try:
-        return RealVllm("http://127.0.0.1:8017")
+        return servers.with_flags("--max-num-seqs", "1")
     except Unavailable as reason:
         pytest.skip(f"needs a server with --max-num-seqs 1: {reason}")
 

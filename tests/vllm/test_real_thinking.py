@@ -6,6 +6,7 @@ The two requests of a prompt follow each other while others run beside them, so 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -226,3 +227,17 @@ def test_a_model_name_that_ends_in_nothinking_asks_for_off(vllm: RealVllm, gatew
     assert response.status_code == 200
     assert response.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
     assert "thinking=off" in response.headers["x-gateway-changes"]
+
+
+def test_a_caller_may_see_the_times_of_its_own_request(vllm: RealVllm, gateway: GatewayProcess, new_id: str) -> None:
+    body = {"model": vllm.model, "stream": True, "messages": [{"role": "user", "content": "你好"}]}
+    headers = {"x-request-id": new_id, "x-gateway-timing": "trailer"}
+    response = gateway.http.post("/quick/v1/chat/completions", json=body, headers=headers)
+    stream, _, trailer = response.text.partition("data: [DONE]\n\n")
+    assert stream.endswith("\n\n")
+    assert trailer.startswith(": timing {")
+    told = json.loads(trailer.removeprefix(": timing "))
+    assert sum(told[name] for name in SEGMENTS) == pytest.approx(told["e2e_ms"], abs=0.1)
+    record = gateway.record(new_id)
+    assert {name: told[name] for name in SEGMENTS} == {name: record[name] for name in SEGMENTS}
+    assert gateway.http.get(f"/gateway/requests/{new_id}").json()["wait_causes"] == record["wait_causes"]
