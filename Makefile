@@ -2,6 +2,10 @@
 # make test         all tests but those against a real vLLM, with coverage limits
 # make check        format, lint, types, architecture, docs
 # make test-vllm    tests against a real vLLM: VLLM_URL=http://…, or ../shared/real-vllm (installed on first use)
+# make bench        what our hop costs beside nginx, Envoy and others, about half an hour: BENCH_ARGS="--only a,b"
+# make bench-quick  the same beside nginx and vllm-router, about four minutes
+# make bench-guard  fails when our CPU time grew beside two of them; a minute
+# make soak         looks for growth of memory, connections and tasks, SOAK_MINUTES (10)
 # make demo         where the time of a thinking model goes, as a table
 # make format       let ruff format and fix what it can
 # make clean        remove what was built, but not the environments
@@ -15,13 +19,15 @@ FIRSTTOKEN_SHARED ?= ../shared
 VLLM_URL ?=
 VLLM_VENV ?= .venv-vllm
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
+SOAK_MINUTES ?= 10
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 COVERAGE_JSON := build/coverage.json
 REAL_VLLM := $(FIRSTTOKEN_SHARED)/real-vllm
 
-.PHONY: setup run demo test check format clean test-vllm help
+.PHONY: setup run demo test check format clean test-vllm help bench bench-quick bench-guard soak
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -60,6 +66,19 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet tests/test_docs.py tests/test_reference.py tests/test_changelog.py
+
+# Targets from PyPI get environments of their own under build/bench-venvs; see docs/performance.md.
+bench: setup
+	FIRSTTOKEN_SHARED="$(FIRSTTOKEN_SHARED)" $(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-quick: setup
+	$(BIN)/python -m benchmarks --quick $(BENCH_ARGS)
+
+bench-guard: setup
+	$(BIN)/python -m benchmarks.guard
+
+soak: setup
+	$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES)
 
 format: setup
 	$(BIN)/ruff format

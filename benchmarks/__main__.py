@@ -14,7 +14,7 @@ from benchmarks.targets import TARGETS, Target
 from benchmarks.workloads import WORKLOADS, Workload
 
 QUICK_TARGETS = "nginx,vllm-router,ours"
-QUICK_SCALE = 0.4
+QUICK_WORKLOADS, QUICK_SCALE = "abcde", 0.25
 
 
 def chosen_targets(names: str, *, with_optional: bool) -> list[Target]:
@@ -45,14 +45,16 @@ def main() -> None:
     parser.add_argument("--litellm", action="store_true", help="LiteLLM too: slow to install, and to run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: shorter, and fewer connections in e and g")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_TARGETS} at scale {QUICK_SCALE}")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_TARGETS}; {QUICK_WORKLOADS} at scale {QUICK_SCALE}"
+    )
     parser.add_argument("--out", type=Path, default=BUILD / "report", help="path of the reports, without .json and .md")
     args = parser.parse_args()
     names = args.targets or (QUICK_TARGETS if args.quick else "")
+    letters = args.only or (QUICK_WORKLOADS if args.quick else "")
     scale = min(args.scale, QUICK_SCALE) if args.quick else args.scale
-    results = run(
-        chosen_targets(names, with_optional=args.litellm), chosen_workloads(args.only, scale), max(1, args.rounds)
-    )
+    chosen = chosen_targets(names, with_optional=args.litellm)
+    results = run(chosen, chosen_workloads(letters, scale), max(1, args.rounds))
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     report = as_markdown(results, command, args.rounds)

@@ -126,7 +126,7 @@ def _joined(samples: list[Sample]) -> str:
 
 
 def _table(results: Results, work: Workload) -> list[str]:
-    per_client = {"hold": " | KiB per stream", "idle": " | KiB per client"}.get(work.mode, "")
+    per_client = {"hold": " | KiB per stream", "idle": " | KiB per client | idle µs/s per client"}.get(work.mode, "")
     cost = "µs to take one" if work.mode == "idle" else f"CPU µs per {work.unit}"
     head = f"| target | {cost} (min–max) | TTFT ms p50 / p90 / p99 / max | gap ms | joined | E2E ms | peak MiB"
     head += f"{per_client} | failed |"
@@ -139,6 +139,8 @@ def _table(results: Results, work: Workload) -> list[str]:
         ]  # fmt: skip
         if per_client:
             cells.append(_cell(middle(samples, lambda s: s.kib_per_client)))
+        if work.mode == "idle":
+            cells.append(_cell(middle(samples, lambda s: s.idle_cpu_us), ".2f"))
         cells.append(str(sum(sample.failed for sample in samples)))
         lines.append("| " + " | ".join(cells) + " |")
     return lines

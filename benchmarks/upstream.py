@@ -1,7 +1,8 @@
 """A model server that costs next to nothing: canned answers, paced as the request asks.
 
-`python -m benchmarks.upstream PORT`: the stand-in for native/upstream.c where there is no compiler, with the same interface:
-`x-bench: chunks=16,pause_ms=1`, as a header or in the beginning of the body, chooses the stream; chunks=0 a plain answer.
+`python -m benchmarks.upstream PORT` is the stand-in for native/upstream.c where there is no compiler, with the same
+interface: `x-bench: chunks=16,pause_ms=1`, as a header or in the beginning of the body, chooses the stream; chunks=0 a
+plain answer.
 """
 
 from __future__ import annotations

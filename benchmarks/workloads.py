@@ -99,7 +99,7 @@ WORKLOADS = (
     Workload("g", "10,000 idle keep-alive clients", "idle client", "idle", clients=10_000, hold_s=3),
     Workload(
         "h", "Azure conversations at 10× speed", "chunk", "trace",
-        clients=2000, seconds=10, pause_ms=10, limit_s=40,
+        clients=2000, seconds=8, pause_ms=5, limit_s=40,
     ),
 )  # fmt: skip
 

@@ -1,35 +1,29 @@
-"""One request at one upstream: shaped for it, sent, and sent again where a rule allows it.
-
-Sent again, each at most once, and only while the caller has nothing yet:
-
-    reconnect           a pooled connection that the server had closed before reading (class R1)
-    without our switch  a 400 that our thinking switch caused; remembered for this upstream and model
-    own max_tokens      a 400 about context length after our floor raised the value
-    without usage       a 400 about `stream_options` that we added; remembered
-    rescue              an answer burnt by thinking, on a plain request of a route with `rescue: true`
-"""
+"""One request at one upstream: shaped for it, sent, and sent again where a rule of `again.py` allows it, which is only
+while the caller has nothing yet."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
 
+from gateway.again import Allowed, Edited, Rule, rule_for
 from gateway.complaints import no_answer
 from gateway.errors import UpstreamBadResponse, body_of
 from gateway.exchange import ClientGone
 from gateway.judging import Verdicts
 from gateway.policy.clean import clean_body, may_need_cleaning
-from gateway.policy.shape import Shaped, is_context_overflow, is_switch_rejected, is_usage_rejected, shape
+from gateway.policy.shape import Shaped, shape
 from gateway.relay import Relay, Result
 from gateway.reply import Reply, masked, response_headers
 from gateway.upstream.http1 import request_head
 from gateway.wire.body import RequestBody, read_object
 from gateway.wire.engines import wants_usage
-from gateway.wire.headers import first, sane_traceparent
-from gateway.wire.kinds import GENERATING
+from gateway.wire.headers import first, label_value, sane_traceparent
+from gateway.wire.kinds import GENERATING, Kind
 from gateway.wire.reader import reader_for
 from gateway.wire.strip import UsageStripper
 
@@ -37,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.account import Account
+    from gateway.config import Clean
     from gateway.exchange import Call, Exchange, Share
     from gateway.proxy import Leaving
     from gateway.runtime import RouteState
@@ -70,33 +65,6 @@ class Prepared:
         self.share.give_back()
 
 
-class Edited(NamedTuple):
-    """Which of our edits went into a sending, should the server refuse one."""
-
-    thinking: bool
-    floor: bool
-    usage: bool
-
-
-@dataclass(slots=True)
-class Allowed:
-    """Which of our edits may go into the next sending, and what it is for."""
-
-    thinking: bool = True
-    floor: bool = True
-    usage: bool = True
-    fresh: bool = False
-    rescue: bool = False
-    done: set[str] = field(default_factory=set)
-
-    def once(self, rule: str) -> bool:
-        """True the first time a rule asks."""
-        if rule in self.done:
-            return False
-        self.done.add(rule)
-        return True
-
-
 class Sender:
     """Sends prepared requests. Holds no state of a request."""
 
@@ -108,7 +76,7 @@ class Sender:
     async def send(self, x: Exchange, prepared: Prepared, state: UpstreamState, leaving: Leaving) -> Reply | None:
         """The answer to send, or None when it was relayed. Raises `GatewayError`, `ClientGone`."""
         x.upstream = state.name
-        self._clean(x, prepared)
+        await self._clean(x, prepared)
         model = x.model or ""
         allowed = Allowed(thinking=model not in state.refuses_switch, usage=model not in state.refuses_usage)
         while True:  # ends: every rule sends again once at most
@@ -117,13 +85,16 @@ class Sender:
             attempt = self._attempt(x, prepared, shaped.body, edited.usage, state, allowed, leaving)
             del shaped  # a body is held where it is sent from, and by `prepared` until the answer begins
             result = await attempt
-            if not self._again(x, prepared, state, allowed, edited, result):
+            rule = self._rule(x, prepared, allowed, edited, result)
+            if rule is None:
+                self._learn(x, state, allowed, result)
                 return self._outcome(x, prepared, state, result)
+            allowed.apply(rule)
 
     # before
 
-    def _clean(self, x: Exchange, prepared: Prepared) -> None:
-        """Once per request, whatever the number of attempts."""
+    async def _clean(self, x: Exchange, prepared: Prepared) -> None:
+        """Once per request, whatever the number of attempts; large bodies beside the event loop."""
         body = prepared.body
         if prepared.is_cleaned or body is None or not prepared.route.cleans:
             return
@@ -131,10 +102,12 @@ class Sender:
         rules = prepared.route.config.clean
         if not may_need_cleaning(body.raw, rules):
             return
-        document = body.document()
-        x.cleaned = clean_body(document, body.data, rules, x.kind)
+        if len(body.raw) > LARGE_BYTES:
+            x.cleaned, raw = await asyncio.to_thread(_cleaned, body, rules, x.kind)
+        else:
+            x.cleaned, raw = _cleaned(body, rules, x.kind)
         if x.cleaned:
-            prepared.raw = document.apply()
+            prepared.raw = raw
             prepared.body = RequestBody(prepared.raw, body.data)
             x.changes.append("clean=" + "+".join(f"{step}:{count}" for step, count in x.cleaned.items()))
 
@@ -163,6 +136,9 @@ class Sender:
             *shaped.changes,
             *sorted(f"sent_again={rule}" for rule in allowed.done if rule != "reconnect"),
         ]
+        if shaped.warning and prepared.route.config.name not in state.warned:
+            state.warned.add(prepared.route.config.name)
+            log.warning("route `%s`, upstream `%s`: %s", prepared.route.config.name, state.name, shaped.warning)
         x.thinking_asked = shaped.thinking_asked
         x.thinking_edited = shaped.is_thinking_edited
         x.max_tokens = shaped.max_tokens
@@ -246,50 +222,35 @@ class Sender:
 
     # after
 
-    def _again(
-        self,
-        x: Exchange,
-        prepared: Prepared,
-        state: UpstreamState,
-        allowed: Allowed,
-        edited: Edited,
-        result: Result,
-    ) -> bool:
-        """Whether one of the rules sends it again; sets what the next sending may do."""
+    def _rule(self, x: Exchange, prepared: Prepared, allowed: Allowed, edited: Edited, result: Result) -> Rule | None:
+        """The rule that sends it again, booked; None: this is the answer."""
         if prepared.call.is_gone or prepared.call.is_started:
-            return False
-        if result.kind == "lost":
-            assert result.lost is not None
-            allowed.fresh = result.lost.is_stale and allowed.once("reconnect")
-            return allowed.fresh
-        allowed.fresh = False
+            return None
+        route = prepared.route.config
         status, body = _refusal_of(x, result)
+        may_rescue = route.rescue and x.kind in GENERATING and not x.is_stream and result.kind == "held"
+        verdict = self._verdicts.plain(x, result.body) if may_rescue and status == 200 else None
+        rule = rule_for(result, status, body, edited, allowed, may_rescue=may_rescue, verdict=verdict)
+        meters = self._account.route(route.name)
+        if rule == "without_thinking":
+            meters.violations["switch_rejected"].inc()
+        elif rule == "floor_backed_off" or rule == "rescue":
+            meters.policy_changes[rule].inc()
+        return rule
+
+    def _learn(self, x: Exchange, state: UpstreamState, allowed: Allowed, result: Result) -> None:
+        """Remembers what the server refuses, once leaving it out has helped."""
+        if not allowed.done or _refusal_of(x, result)[0] >= 400 or result.kind not in ("held", "sent"):
+            return
         model = x.model or ""
-        if 400 <= status < 500:
-            if edited.thinking and is_switch_rejected(status, body) and allowed.once("without_thinking"):
-                allowed.thinking = False
-                state.refuses_switch.add(model)
-                self._account.route(prepared.route.config.name).violations["switch_rejected"].inc()
-                log.warning(
-                    "upstream `%s` refuses the thinking switch for model `%s`; it is not sent there any more "
-                    "(hint: set `family` of the upstream)", state.name, model,
-                )  # fmt: skip
-                return True
-            if edited.floor and is_context_overflow(status, body) and allowed.once("floor_backed_off"):
-                allowed.floor = False
-                self._account.route(prepared.route.config.name).policy_changes["floor_backed_off"].inc()
-                return True
-            if edited.usage and is_usage_rejected(status, body) and allowed.once("without_usage"):
-                allowed.usage = False
-                state.refuses_usage.add(model)
-                return True
-        if result.kind == "held" and status == 200 and self._verdicts.plain(x, result.body) == "burnt_by_thinking":
-            route = prepared.route.config
-            if route.rescue and x.kind in GENERATING and not x.is_stream and allowed.once("rescue"):
-                allowed.rescue = True
-                self._account.route(route.name).policy_changes["rescue"].inc()
-                return True
-        return False
+        if "without_thinking" in allowed.done and model not in state.refuses_switch:
+            state.refuses_switch.add(model)
+            log.warning(
+                "upstream `%s` refuses the thinking switch for model `%s`; it is not sent there any more "
+                "(hint: set `family` of the upstream)", state.name, label_value(model),
+            )  # fmt: skip
+        if "without_usage" in allowed.done:
+            state.refuses_usage.add(model)
 
     def _outcome(self, x: Exchange, prepared: Prepared, state: UpstreamState, result: Result) -> Reply | None:
         if result.kind == "gone":
@@ -339,6 +300,11 @@ class Sender:
             x.settle("refused" if status < 500 else "upstream_error", "http_4xx" if status < 500 else "http_5xx")
             body = masked(body, state)
         return Reply(status, headers, body)
+
+
+def _cleaned(body: RequestBody, rules: Clean, kind: Kind) -> tuple[dict[str, int], bytes]:
+    document = body.document()
+    return clean_body(document, body.data, rules, kind), document.apply()
 
 
 _STREAM_ONLY = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))

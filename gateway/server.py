@@ -213,6 +213,8 @@ class GatewayProtocol(HttpToolsProtocol):
             return BadRequest("Only HTTP/1.1 is spoken here.", status=505, code="http_version")
         if method in _REFUSED_METHODS:
             return MethodNotAllowed(f"The method {method.decode('ascii', 'replace')} is not served.")
+        if not self.url.startswith((b"/", b"http://", b"https://")):
+            return BadRequest("The request target must be a path.", reason="bad_target")
         if self.parser.should_upgrade():
             return BadRequest("Protocol upgrades are not served here; use plain HTTP/1.1.", status=501)
         hosts = [value for name, value in self.headers if name == b"host"]

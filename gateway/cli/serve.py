@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ class Plan:
 
     config: str | None
     upstream: str | None
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     listen: Mapping[str, object]
     auth: str | None
     log: str | None

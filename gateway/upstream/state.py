@@ -57,6 +57,7 @@ class UpstreamState:
         self.models: tuple[dict[str, object], ...] = ()
         self.refuses_switch = Refusals()
         self.refuses_usage = Refusals()
+        self.warned: set[str] = set()  # routes whose wish about thinking this model cannot meet, one warning each
         self.violations_seen: set[str] = set()  # routes warned of, one warning each
         self._rtts: deque[int] = deque(maxlen=RTT_SAMPLES)
         self.rtt_ns: int | None = None

@@ -125,7 +125,8 @@ async def test_reasoning_under_all_its_names_is_timed_and_never_renamed(delta: d
         assert response.body == b"".join(event for event in events if isinstance(event, bytes))
         assert upstream.requests[0].body == sent
         record = await running.last_record()
-        assert record["ttft_ms"] < 55 < record["ttfv_ms"]
+        assert 0 < record["ttft_ms"] < record["ttfv_ms"]
+        assert record["reasoning_ms"] > 50
         assert record["reasoning_ms"] >= 55
         assert record["chunks"] == 2
 
@@ -307,3 +308,17 @@ async def test_two_choices_think_apart() -> None:
         record = await running.last_record()
         assert record["ttft_ms"] < 45 <= record["ttfv_ms"]
         assert record["verdict"] == "burnt_by_thinking"  # of the second choice
+
+
+async def test_a_switch_is_only_given_up_where_leaving_it_out_helped() -> None:
+    """A 400 that names the switch and comes again without it was about something else: the next request has it."""
+
+    async def play(request: Received, wire: Wire) -> None:
+        await wire.send(whole(b'{"error":{"message":"unknown chat_template_kwargs","code":400}}', "400 Bad Request"))
+
+    async with serving(play, route={"thinking": "off"}) as (upstream, running):
+        for _ in range(2):
+            assert (await running.ask(chat(stream=False))).status == 400
+        sent = ["chat_template_kwargs" in request.json for request in upstream.requests]
+        assert sent == [True, False, True, False]
+        assert not running.gateway.runtime.upstreams["up"].refuses_switch.names()
