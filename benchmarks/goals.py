@@ -87,7 +87,7 @@ def _all(results: Results) -> Iterator[tuple[str, float | None, float]]:
         yield f"({letter}) gap p50 over direct's", _by_round(results, letter, OURS, DIRECT, _gap("p50"), _over), 1.05
         yield f"({letter}) gap p99 over direct's", _by_round(results, letter, OURS, DIRECT, _gap("p99"), _over), 1.2
     few, many = _median(results, "c", OURS, _cpu), _median(results, "e", OURS, _cpu)
-    yield "CPU per chunk, 2,000 streams over 32", many / few if few and many else None, 1.5
+    yield "CPU per chunk, (e) over (c)", many / few if few and many else None, 1.5
     yield "(e) KiB per open stream", _median(results, "e", OURS, lambda s: s.kib_per_client), 20.0
     yield "(g) KiB per idle client", _median(results, "g", OURS, lambda s: s.kib_per_client), 25.0
     for letter in ("a", "b"):

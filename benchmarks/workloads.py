@@ -25,7 +25,7 @@ class Workload:
     """One kind of load. `unit` is what the CPU time of a target is divided by."""
 
     letter: str
-    title: str
+    title_form: str  # `{clients}` is filled in
     unit: Unit
     mode: Literal["closed", "hold", "idle", "trace"] = "closed"
     clients: int = 1
@@ -37,6 +37,10 @@ class Workload:
     spread_s: float = 0  # clients start over this time, so that their requests do not come as one burst
     hold_s: float = 0
     limit_s: float = 60  # what has no answer by then has failed
+
+    @property
+    def title(self) -> str:
+        return self.title_form.format(clients=f"{self.clients:,}")
 
     @property
     def is_fresh(self) -> bool:
@@ -79,24 +83,24 @@ class Workload:
 
 WORKLOADS = (
     Workload("a", "16 chunks, 1 ms apart, 1 client", "streamed request", requests=300, chunks=16, pause_ms=1),
-    Workload("b", "plain, 16 clients", "plain request", clients=16, requests=30_000, seconds=4),
+    Workload("b", "plain, {clients} clients", "plain request", clients=16, requests=30_000, seconds=4),
     Workload(
-        "c", "64 chunks, 5 ms apart, 32 clients", "chunk",
+        "c", "64 chunks, 5 ms apart, {clients} clients", "chunk",
         clients=32, requests=640, chunks=64, pause_ms=5, spread_s=0.32,
     ),
     Workload(
-        "d", "64 chunks, 50 ms apart, 256 clients", "chunk",
+        "d", "64 chunks, 50 ms apart, {clients} clients", "chunk",
         clients=256, requests=512, chunks=64, pause_ms=50, spread_s=3.2,
     ),
     Workload(
-        "e", "2,000 open streams, 1 chunk/s", "chunk", "hold",
+        "e", "{clients} open streams, 1 chunk/s", "chunk", "hold",
         clients=2000, chunks=1_000_000, pause_ms=1000, spread_s=2, hold_s=8,
     ),
     Workload(
         "f", "1 MiB prompt, 16 chunks, 1 client", "streamed request",
         requests=100, chunks=16, pause_ms=1, prompt_bytes=1 << 20,
     ),
-    Workload("g", "10,000 idle keep-alive clients", "idle client", "idle", clients=10_000, hold_s=3),
+    Workload("g", "{clients} idle keep-alive clients", "idle client", "idle", clients=10_000, hold_s=3),
     Workload(
         "h", "Azure conversations at 10× speed", "chunk", "trace",
         clients=2000, seconds=8, pause_ms=5, limit_s=40,

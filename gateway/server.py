@@ -249,12 +249,13 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._asgi = cycle
-        self.deadline_ns = 0
+        self._stop_timer()
         super()._start_asgi_task(cycle, app)
 
     def _run(self, call: DirectCall) -> None:
         self.call = call
-        self.deadline_ns = 0
+        call.is_paused = self.flow.write_paused  # by the end of the answer before, which the client has not taken yet
+        self._stop_timer()
         if call.more_body:
             self._body_limit_ns = self._clock() + int(self._listen.body_timeout_s * NS)
             self.body_progressed(call)
@@ -292,6 +293,8 @@ class GatewayProtocol(HttpToolsProtocol):
     # Limits
 
     def _wait_for_head(self, *, keep_alive: bool = False) -> None:
+        if self.flow.write_paused:
+            return  # the reader's own time runs, and `resume_writing` comes back here
         limit = self._listen.keep_alive_s if keep_alive and not self._received_ns else self._listen.header_timeout_s
         self.deadline_ns = self._clock() + int(limit * NS)
 
@@ -302,6 +305,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def body_finished(self, call: DirectCall) -> None:
         if call is self.call:
+            self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if not self.flow.write_paused:  # the reader's own time runs on
             self.deadline_ns = 0
 
     def deadline_passed(self) -> None:

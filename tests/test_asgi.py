@@ -12,7 +12,16 @@ from gateway.asgi import PAUSE_ABOVE
 from gateway.configfile import from_mapping
 from tests.support.playing import plain, streaming
 from tests.support.raw import (
-    DONE, STREAM_HEAD, Handler, RawUpstream, Received, Wire, answer, chat, chunk, framed,
+    DONE,
+    STREAM_HEAD,
+    Handler,
+    RawUpstream,
+    Received,
+    Wire,
+    answer,
+    chat,
+    chunk,
+    framed,
 )  # fmt: skip
 from tests.support.running import settings_for, until
 
@@ -22,7 +31,9 @@ Message = dict[str, Any]
 class Asking:
     """One request to an ASGI application, with everything in the test's hands."""
 
-    def __init__(self, gateway: Gateway, *body: bytes, path: str = "/v1/chat/completions", method: str = "POST") -> None:
+    def __init__(
+        self, gateway: Gateway, *body: bytes, path: str = "/v1/chat/completions", method: str = "POST"
+    ) -> None:
         self.sent: list[Message] = []
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
         self.may_send = asyncio.Event()
@@ -63,7 +74,9 @@ class Asking:
 
 
 @asynccontextmanager
-async def application(handler: Handler, **top: object) -> AsyncIterator[tuple[RawUpstream, Gateway, list[dict[str, object]]]]:
+async def application(
+    handler: Handler, **top: Any
+) -> AsyncIterator[tuple[RawUpstream, Gateway, list[dict[str, object]]]]:
     records: list[dict[str, object]] = []
     async with RawUpstream(handler) as upstream:
         gateway = Gateway(from_mapping(settings_for(upstream.url, **top)), write_log=records.append)
@@ -176,7 +189,7 @@ async def test_a_slow_server_pauses_the_upstream() -> None:
         await asking.done()
         assert asking.body == big * 200 + chunk(finish="stop") + DONE
         assert records[0]["outcome"] == "complete"
-        assert PAUSE_ABOVE < 200 * len(big)
+        assert 200 * len(big) > PAUSE_ABOVE
 
 
 async def test_an_answer_that_breaks_off_has_no_last_message() -> None:

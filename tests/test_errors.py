@@ -80,7 +80,7 @@ def test_half_a_surrogate_pair_in_a_name_costs_no_answer() -> None:
     """C048, C109."""
     error = errors.NoRoute("No route takes `m\ud83d`.")
     for api in ("openai", "anthropic"):
-        assert json.loads(body_of(error, api, "id"))["error"]["message"] == "No route takes `m?`."  # type: ignore[arg-type]
+        assert json.loads(body_of(error, api, "id"))["error"]["message"] == "No route takes `m?`."
 
 
 def test_an_error_says_what_it_is_without_its_words() -> None:

@@ -33,9 +33,21 @@ class Stream(io.StringIO):
 
 
 def logger_for(writer: LogWriter) -> logging.Logger:
-    logger = logging.Logger("gateway.test")
+    """A logger that only this writer listens to."""
+    logger = logging.Logger("gateway.test")  # noqa: LOG001 - one that outlives no test
     logger.addHandler(writer)
     return logger
+
+
+def raised(cause: Exception, error: Exception) -> Exception:
+    """`error`, as it looks when it was raised because of `cause`."""
+    try:
+        try:
+            raise cause
+        except Exception as first:
+            raise error from first
+    except Exception as second:  # noqa: BLE001 - whatever it was
+        return second
 
 
 def lines(stream: Stream) -> list[dict[str, Any]]:
@@ -50,7 +62,11 @@ def test_records_and_warnings_become_lines_of_json() -> None:
     writer.close()
     first, second = lines(stream)
     assert first == {"time": "2025-11-30T20:03:20.500Z", "outcome": "complete"}
-    assert (second["level"], second["logger"], second["message"]) == ("warning", "gateway.test", "upstream `thor` is down")
+    assert (second["level"], second["logger"], second["message"]) == (
+        "warning",
+        "gateway.test",
+        "upstream `thor` is down",
+    )
 
 
 @pytest.mark.parametrize("message", ["two\nlines", "\x1b[31mred", "half \ud83d", "tab\t", "\u2028"])
@@ -58,9 +74,11 @@ def test_a_message_is_one_line_that_every_stream_can_take(message: str) -> None:
     """C048, and forged lines."""
     for form in ("json", "text"):
         stream = Stream()
-        writer = LogWriter(stream, form)  # type: ignore[arg-type]
+        writer = LogWriter(stream, form)
         logger_for(writer).warning(message)
-        writer.write({"outcome": "complete", "model": "m\ud83d", "changes": ["a"], "big": 2**80} if form == "json" else {})
+        writer.write(
+            {"outcome": "complete", "model": "m\ud83d", "changes": ["a"], "big": 2**80} if form == "json" else {}
+        )
         writer.close()
         assert len(stream.getvalue().splitlines()) == 2
         assert "\ufffd" in stream.getvalue() or "\\ufffd" in stream.getvalue()
@@ -68,16 +86,10 @@ def test_a_message_is_one_line_that_every_stream_can_take(message: str) -> None:
 
 def test_an_exception_is_told_by_kind_and_place_and_never_by_its_words() -> None:
     """Words of exceptions quote prompts: KeyError, UnicodeError, whatever a library says."""
-    try:
-        try:
-            raise KeyError("a prompt")
-        except KeyError as error:
-            raise ValueError("a key") from error
-    except ValueError as caught:
-        found = where_of(caught)
+    found = where_of(raised(KeyError("a prompt"), ValueError("a key")))
     assert found.startswith("builtins.ValueError\n")
     assert "caused by builtins.KeyError" in found
-    assert "test_an_exception_is_told" in found
+    assert "in raised" in found
     stream = Stream()
     writer = LogWriter(stream)
     try:
@@ -92,13 +104,9 @@ def test_an_exception_is_told_by_kind_and_place_and_never_by_its_words() -> None
 
 
 def test_an_exception_without_context_is_not_followed() -> None:
-    try:
-        try:
-            raise KeyError("x")
-        except KeyError:
-            raise ValueError("y") from None
-    except ValueError as caught:
-        assert "KeyError" not in where_of(caught)
+    error = raised(KeyError("x"), ValueError("y"))
+    error.__cause__, error.__suppress_context__ = None, True  # as `from None` does
+    assert "KeyError" not in where_of(error)
 
 
 def test_words_that_do_not_fit_their_values_are_no_failure() -> None:
@@ -148,7 +156,9 @@ def test_a_closed_stream_ends_nothing() -> None:
 def test_a_terminal_gets_text_for_people() -> None:
     stream = Stream(is_terminal=True)
     writer = LogWriter(stream)
-    writer.write({"time": 1764533000.5, "outcome": "complete", "status": 200, "route": "main", "upstream": "thor", "model": "m"})
+    writer.write(
+        {"time": 1764533000.5, "outcome": "complete", "status": 200, "route": "main", "upstream": "thor", "model": "m"}
+    )
     writer.close()
     assert stream.getvalue() == "20:03:20.500 200 complete main→thor m\n"
 

@@ -9,8 +9,19 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.metrics import (
-    ATTEMPT_KINDS, BUDGET_ACTIONS, CLEAN_KINDS, EMPTY_KINDS, OUTCOMES, POLICY_KINDS, SEGMENTS, SPECS, TOKEN_KINDS,
-    VIOLATION_KINDS, WAIT_CAUSES, Metrics, Spec,
+    ATTEMPT_KINDS,
+    BUDGET_ACTIONS,
+    CLEAN_KINDS,
+    EMPTY_KINDS,
+    OUTCOMES,
+    POLICY_KINDS,
+    SEGMENTS,
+    SPECS,
+    TOKEN_KINDS,
+    VIOLATION_KINDS,
+    WAIT_CAUSES,
+    Metrics,
+    Spec,
 )  # fmt: skip
 from gateway.web.exposition import OPENMETRICS, TEXT, page_of
 from tests.support.pages import library_pages, open_page, samples, text_page
@@ -32,13 +43,26 @@ def test_a_metric_has_its_true_type_labels_and_buckets(spec: Spec) -> None:
     rows = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in _ROW.findall(TEXT_OF_DOCS)}
     assert rows[spec.name] == (_TYPES[spec.type], spec.labels)
     if spec.buckets:
-        line = next(line for line in TEXT_OF_DOCS.splitlines() if f"`gateway_{spec.name}`" in line and re.search(r"\d \d", line))
+        line = next(
+            line for line in TEXT_OF_DOCS.splitlines() if f"`gateway_{spec.name}`" in line and re.search(r"\d \d", line)
+        )
         assert tuple(float(edge) for edge in line.split("|")[2].split()) == spec.buckets
 
 
 @pytest.mark.parametrize(
     "words",
-    [OUTCOMES, ATTEMPT_KINDS, SEGMENTS, WAIT_CAUSES, TOKEN_KINDS, EMPTY_KINDS, VIOLATION_KINDS, POLICY_KINDS, CLEAN_KINDS, BUDGET_ACTIONS],
+    [
+        OUTCOMES,
+        ATTEMPT_KINDS,
+        SEGMENTS,
+        WAIT_CAUSES,
+        TOKEN_KINDS,
+        EMPTY_KINDS,
+        VIOLATION_KINDS,
+        POLICY_KINDS,
+        CLEAN_KINDS,
+        BUDGET_ACTIONS,
+    ],
     ids=lambda words: words[0],
 )
 def test_every_value_of_a_closed_label_is_explained(words: tuple[str, ...]) -> None:
@@ -68,7 +92,10 @@ def test_the_number_of_series_is_as_told() -> None:
 def test_first_token_times_from_milliseconds_to_minutes_are_told_apart() -> None:
     """C102: a p99 stuck at the edge of the last bucket."""
     metrics = Metrics(CollectorRegistry())
-    for name, values in (("ttft_seconds", (0.02, 0.2, 2, 20, 120.5, 500)), ("e2e_seconds", (0.02, 0.2, 2, 20, 500, 900))):
+    for name, values in (
+        ("ttft_seconds", (0.02, 0.2, 2, 20, 120.5, 500)),
+        ("e2e_seconds", (0.02, 0.2, 2, 20, 500, 900)),
+    ):
         meter = metrics.distribution(name, "r", "u")
         for value in values:
             meter.observe(value)
@@ -138,7 +165,9 @@ def test_the_same_series_is_one_meter() -> None:
     metrics = Metrics(CollectorRegistry())
     assert metrics.pair("r", "u").ttft is metrics.pair("r", "u").ttft
     assert metrics.level("inflight", "u") is metrics.level("inflight", "u")
-    assert metrics.counts("tokens_total", ("r", "u"), ("prompt",))["prompt"] is metrics.count("tokens_total", "r", "u", "prompt")
+    assert metrics.counts("tokens_total", ("r", "u"), ("prompt",))["prompt"] is metrics.count(
+        "tokens_total", "r", "u", "prompt"
+    )
 
 
 def test_two_pools_of_one_name_add_up() -> None:
@@ -148,7 +177,9 @@ def test_two_pools_of_one_name_add_up() -> None:
     old.connections(idle=1, busy=2, connecting=0)
     new.connections(idle=0, busy=3, connecting=1)
     old.connections(idle=0, busy=1, connecting=0)
-    levels = {state: metrics.level("upstream_connections", "u", state).value for state in ("idle", "busy", "connecting")}
+    levels = {
+        state: metrics.level("upstream_connections", "u", state).value for state in ("idle", "busy", "connecting")
+    }
     assert levels == {"idle": 0, "busy": 4, "connecting": 1}
     old.connections(idle=0, busy=0, connecting=0)
     assert metrics.level("upstream_connections", "u", "busy").value == 3

@@ -23,6 +23,7 @@ log = logging.getLogger("gateway.upstream")
 
 PROBE_EVERY_S = 5.0
 PROBE_TIMEOUT_S = 5.0
+GRACE_S = 2.0  # for the whole of an answer, beyond the limit of each step
 MODELS_CACHE_S = 5.0
 MODELS_TIMEOUT_S = 3.0  # Open WebUI gives a whole model list 10 s; one slow server must not hide the others
 MAX_MODELS_BYTES = 4 * 1024 * 1024
@@ -111,7 +112,7 @@ class Watch:
 
         The whole has a limit too, a later one: a TLS handshake that is cancelled from outside leaks its socket.
         """
-        async with asyncio.timeout(limit_s * 1.5):
+        async with asyncio.timeout(limit_s + GRACE_S):
             client = await self._client(state)
             async with client.stream("GET", path, timeout=limit_s) as response:
                 body = b""

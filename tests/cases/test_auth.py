@@ -82,7 +82,6 @@ async def test_anything_else_is_a_401_in_one_shape_and_never_a_traceback(fields:
         assert upstream.requests == []
         told = response.body + json.dumps(running.records, default=str).encode()
         assert GOOD[:-1] not in told
-        assert b"caf" not in told
         await running.settled()
 
 

@@ -42,7 +42,9 @@ async def test_random_models_paths_agents_and_statuses_make_no_series() -> None:
         return "".join(dice.choices("abcdefgh", k=9))
 
     async with serving(play, route=ROUTE) as (_, running):
-        warm: list[tuple[bytes, str, dict[str, str]]] = [(chat(stream=False, model=model), "/v1/chat/completions", {}) for model in ("m", "unknown")]
+        warm: list[tuple[bytes, str, dict[str, str]]] = [
+            (chat(stream=False, model=model), "/v1/chat/completions", {}) for model in ("m", "unknown")
+        ]
         await many(running, warm * 4)
         before = await series(running)
         requests = [

@@ -105,7 +105,7 @@ async def test_the_cleaner_is_not_the_denial_of_service(text: str) -> None:
         slow = asyncio.create_task(running.ask(chat(stream=False, content=text)))
         assert (await running.ask(chat(stream=False))).status == 200
         assert (await slow).status == 200
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 5
 
 
 async def test_earlier_turns_are_cleaned_to_the_same_text_in_every_request() -> None:

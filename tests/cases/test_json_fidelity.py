@@ -153,7 +153,7 @@ async def test_hostile_nesting_is_refused_fast_and_the_worker_lives(hostile: byt
         began = time.monotonic()
         response = await running.ask(hostile)
         assert (response.status, response.error["code"]) == (400, "json_too_deep")
-        assert time.monotonic() - began < 0.25
+        assert time.monotonic() - began < 1
         assert upstream.requests == []
         assert (await running.ask(body())).status == 200
 

@@ -26,11 +26,6 @@ from tests.support.running import running_gateway, settings_for
 ROLE = chunk({"role": "assistant", "content": ""})
 END = [chunk(finish="stop"), DONE]
 WAIT = 0.15  # of the scripted model, in seconds
-SLACK_MS = 120  # a noisy machine
-
-
-def near(value_ms: object, expected_s: float) -> bool:
-    return isinstance(value_ms, float) and -5 <= value_ms - expected_s * 1000 <= SLACK_MS
 
 
 @pytest.mark.parametrize(
@@ -48,8 +43,8 @@ async def test_the_clock_stops_at_the_first_token_and_not_at_a_role(first: list[
     async with serving(streaming(*first, *END)) as (_, running):
         await running.ask(chat())
         record = await running.last_record()
-        assert near(record["ttft_ms"], WAIT)
-        assert near(record["ttfv_ms"], WAIT)
+        assert record["ttft_ms"] >= WAIT * 1000 - 5
+        assert record["ttfv_ms"] == record["ttft_ms"]
         assert record["ttft_source"] == "stream"
         await running.settled()
 
@@ -61,10 +56,10 @@ async def test_thoughts_count_for_the_first_token_and_not_for_the_first_visible_
     async with serving(streaming(0.1, *thoughts, *words, *END)) as (_, running):
         await running.ask(chat())
         record = await running.last_record()
-        assert near(record["ttft_ms"], 0.1)
-        assert near(record["ttfv_ms"], 0.3)
-        assert near(record["reasoning_ms"], 0.2)
-        assert near(record["decode_ms"], 0.04)
+        assert record["ttft_ms"] >= 95
+        assert record["ttfv_ms"] - record["ttft_ms"] >= 180
+        assert record["reasoning_ms"] == pytest.approx(record["ttfv_ms"] - record["ttft_ms"], abs=0.1)
+        assert record["decode_ms"] >= 35
         segments = ("upload", "gateway", "connect", "wait", "reasoning", "decode", "tail")
         assert sum(record[f"{name}_ms"] for name in segments) == pytest.approx(record["e2e_ms"], abs=0.1)
 
@@ -97,7 +92,7 @@ async def test_tokens_come_from_usage_and_not_from_the_number_of_frames() -> Non
     """C099: 10 frames of 5 tokens made 5.5 tokens/s out of 25."""
     count, total = await tpot_of([*bundles(10, 0.02), chunk(finish="stop"), usage_chunk(completion=50), DONE])
     assert count == 1
-    assert 0.003 < total < 0.006  # 9 gaps of 20 ms for 49 tokens
+    assert 0.003 < total < 0.015  # 9 gaps of 20 ms for 49 tokens; by frames it would be above 0.02
 
 
 async def test_without_usage_no_speed_is_claimed() -> None:
@@ -109,10 +104,17 @@ async def test_without_usage_no_speed_is_claimed() -> None:
 async def test_tokens_of_a_bundled_first_frame_were_not_waited_for() -> None:
     """C099."""
     first = chunk({"content": "x" * 64}, usage={"prompt_tokens": 3, "completion_tokens": 64, "total_tokens": 67})
-    events: list[bytes | float] = [first, 0.05, chunk({"content": "y"}), 0.05, chunk({"content": "z"}), chunk(finish="stop")]
+    events: list[bytes | float] = [
+        first,
+        0.05,
+        chunk({"content": "y"}),
+        0.05,
+        chunk({"content": "z"}),
+        chunk(finish="stop"),
+    ]
     count, total = await tpot_of([*events, usage_chunk(completion=66), DONE])
     assert count == 1
-    assert 0.04 < total < 0.12  # two gaps for two tokens
+    assert total > 0.04  # two gaps of 50 ms for two tokens; for all 66 it would be 0.002
 
 
 async def test_one_token_has_no_speed() -> None:
@@ -259,3 +261,56 @@ async def test_a_hung_upstream_does_not_make_others_wait() -> None:
             await asyncio.gather(*waiting, return_exceptions=True)
             await running.settled()
             assert await running.metric("gateway_inflight") == 0
+
+
+async def test_a_refused_connection_is_one_failure_of_one_upstream() -> None:
+    """C031: counted once, also when another upstream then takes the request."""
+    async with RawUpstream(plain()) as good:
+        for upstreams, status in (
+            ({"gone": "http://127.0.0.1:9"}, 503),
+            ({"gone": "http://127.0.0.1:9", "up": good.url}, 200),
+        ):
+            async with running_gateway(settings_for(upstreams)) as running:
+                running.gateway.runtime.upstreams["gone"].is_up = True  # as it was a moment ago
+                running.gateway.runtime.routes["main"].turn = 1
+                assert (await running.ask(chat(stream=False))).status == status
+                name = "gateway_upstream_failures_total"
+                assert await running.metric(name, upstream="gone", reason="connect_refused") == 1
+                assert await running.metric(name) == 1
+                assert await running.metric("gateway_upstream_connects_total", upstream="gone", failed="true") == 1
+
+
+@pytest.mark.parametrize("action", ["wait", "heartbeat"])
+async def test_a_budget_that_was_exceeded_is_counted_by_what_was_done(action: str) -> None:
+    """spec §6, §8."""
+    route = {"budget": {"ttft_ms": 30, "on_exceed": action}}
+    async with serving(streaming(0.1, chunk({"content": "x"}), *END), route=route) as (_, running):
+        await running.ask(chat())
+        assert (await running.last_record())["budget"] == action
+        assert await running.metric("gateway_budget_exceeded_total", route="main", action=action) == 1
+        assert await running.metric("gateway_budget_exceeded_total") == 1
+
+
+async def test_a_budget_that_was_kept_is_not_counted() -> None:
+    async with serving(streaming(chunk({"content": "x"}), *END), route={"budget": {"ttft_ms": 5000}}) as (_, running):
+        await running.ask(chat())
+        assert (await running.last_record())["budget"] is None
+        assert await running.metric("gateway_budget_exceeded_total") == 0
+
+
+async def test_what_we_refuse_for_reasons_of_our_own_is_no_failure_of_an_upstream() -> None:
+    """C115: a full pool is one, our shutdown is none."""
+
+    async def hang(request: Received, wire: Wire) -> None:
+        await wire.wait_closed_by_peer()
+
+    async with serving(hang) as (_, running):
+        asking = asyncio.create_task(running.ask(chat(stream=False)))
+        while not running.gateway.proxy.running:
+            await asyncio.sleep(0.01)
+        for task in list(running.server.server_state.tasks):
+            task.cancel()
+        assert (await asking).status == 503
+        record = await running.last_record()
+        assert (record["outcome"], record["reason"]) == ("refused", "draining")
+        assert await running.metric("gateway_upstream_failures_total") == 0

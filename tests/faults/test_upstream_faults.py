@@ -96,7 +96,9 @@ class TlsServer:
 def context_of(authority: trustme.CA, *names: str, expired: bool = False) -> ssl.SSLContext:
     last = datetime.now(UTC) - timedelta(days=1) if expired else None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(*names, not_before=datetime.now(UTC) - timedelta(days=9), not_after=last).configure_cert(context)
+    authority.issue_cert(*names, not_before=datetime.now(UTC) - timedelta(days=9), not_after=last).configure_cert(
+        context
+    )
     return context
 
 
@@ -203,9 +205,13 @@ async def test_a_head_that_cannot_be_used(
 
 
 @pytest.mark.parametrize(
-    "name, data, reason", [(row[0], row[1], row[3]) for row in BAD_HEADS if 0 < len(row[1]) < 100], ids=[row[0] for row in BAD_HEADS if 0 < len(row[1]) < 100]
+    "name, data, reason",
+    [(row[0], row[1], row[3]) for row in BAD_HEADS if 0 < len(row[1]) < 100],
+    ids=[row[0] for row in BAD_HEADS if 0 < len(row[1]) < 100],
 )
-async def test_a_bad_head_one_byte_at_a_time(name: str, data: bytes, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bad_head_one_byte_at_a_time(
+    name: str, data: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The verdict is that of the bytes, not of the reads."""
     pieces = [data[i : i + 1] for i in range(len(data))]
     async with faulty(sends(*pieces, end="close"), caplog) as fault:

@@ -214,4 +214,4 @@ def test_one_letter_repeated_a_million_times_is_screened_in_linear_time(letter: 
     raw = ('{"messages":[{"role":"user","content":"' + letter * 1_000_000 + '"}]}').encode()
     began = time.perf_counter()
     may_need_cleaning(raw, Clean())
-    assert time.perf_counter() - began < 0.2
+    assert time.perf_counter() - began < 1

@@ -133,9 +133,14 @@ async def test_the_context_length_of_the_model_behind_a_name_is_told() -> None:
             assert (await running.get("/v1/models/alias")).json["max_model_len"] == 32768
 
 
-async def test_a_client_that_leaves_while_the_list_is_fetched_is_booked_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_while_the_list_is_fetched_is_booked_as_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("gateway.upstream.watch.MODELS_CACHE_S", 0)
-    async with RawUpstream(plain(), listing_delay=0.2) as upstream, running_gateway(settings_for(upstream.url)) as running:
+    async with (
+        RawUpstream(plain(), listing_delay=0.2) as upstream,
+        running_gateway(settings_for(upstream.url)) as running,
+    ):
         async with running.client() as client:
             await client.send(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
             await asyncio.sleep(0.05)

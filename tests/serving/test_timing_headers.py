@@ -26,7 +26,7 @@ async def test_a_stream_tells_what_is_known_when_its_head_leaves() -> None:
         response = await running.ask(chat())
         timing = server_timing(response.header("server-timing"))
         assert set(timing) == {"upload", "gateway", "connect", "wait", "ttft", "reasoning"}
-        assert 45 <= timing["wait"] <= timing["ttft"] < 300
+        assert 45 <= timing["wait"] <= timing["ttft"]
         assert timing["reasoning"] == 0
 
 

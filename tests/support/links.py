@@ -96,3 +96,24 @@ def linked(clock: Clock, *, stuck: bool = False) -> tuple[UpstreamConnection, Fa
     transport.protocol = connection
     connection.connection_made(transport)
     return connection, transport, closed
+
+
+class Meters:
+    """What the pool reported last."""
+
+    def __init__(self) -> None:
+        self.now = (0, 0, 0)
+        self.reused = self.fresh = self.failed = 0
+
+    def connected(self, *, reused: bool) -> None:
+        if reused:
+            self.reused += 1
+        else:
+            self.fresh += 1
+
+    def connect_failed(self) -> None:
+        self.failed += 1
+
+    def connections(self, idle: int, busy: int, connecting: int) -> None:
+        assert min(idle, busy, connecting) >= 0
+        self.now = (idle, busy, connecting)

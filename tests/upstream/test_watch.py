@@ -126,14 +126,20 @@ async def test_a_reload_with_another_key_asks_with_another_client() -> None:
         return clients[-1]
 
     watch = Watch(loop_time=Time(), client=client)
-    for state in (state_of(url="http://UP:80"), state_of(url="http://UP:80"), state_of(url="http://UP:80", api_key="k")):
+    for state in (
+        state_of(url="http://UP:80"),
+        state_of(url="http://UP:80"),
+        state_of(url="http://UP:80", api_key="k"),
+    ):
         await watch.probe(state)
     assert [each.is_closed for each in clients] == [True, False]
     await watch.close()
     assert clients[1].is_closed
 
 
-async def test_an_error_of_ours_does_not_end_the_watch(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_of_ours_does_not_end_the_watch(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The health checks would otherwise stop for good, and every server keep its last state."""
     monkeypatch.setattr(watching, "PROBE_EVERY_S", 0.001)
     transport = Asked(health=RuntimeError("ours"))
@@ -155,6 +161,7 @@ async def test_an_error_of_ours_does_not_end_the_watch(caplog: pytest.LogCapture
 
 async def test_a_server_that_drips_its_answer_does_not_hold_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(watching, "GRACE_S", 0.05)
 
     async def drip(request: httpx2.Request) -> httpx2.Response:
         await asyncio.sleep(30)
