@@ -179,7 +179,7 @@ class Sender:
             if not x.attempts:
                 timeline.connect_start, timeline.connect_end = lease.connect_start, lease.connect_end
             if not lease.is_reused:
-                state.note_connect(lease.connect_end - lease.connect_start)
+                state.note_rtt(lease.connection.rtt_ns)
             x.rtt_ns = state.rtt_ns
             x.attempts += 1
             kind = "reconnect" if allowed.fresh else "first" if x.attempts == 1 else "retry"

@@ -57,7 +57,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         "_clock", "_head_given", "_is_reading", "_on_closed", "_parser", "_sink", "_transport",
-        "bytes_received", "idle_since", "is_closed", "opened_at", "requests",
+        "bytes_received", "idle_since", "is_closed", "opened_at", "requests", "rtt_ns",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, on_closed: Callable[[UpstreamConnection], None]) -> None:
@@ -71,6 +71,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.bytes_received = 0
         self.requests = 0
         self.opened_at = 0
+        self.rtt_ns: int | None = None
+        """Round trip of its TCP handshake; None when it is not known."""
         self.idle_since = 0
         self.is_closed = False
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +28,7 @@ NS = 1_000_000_000
 HAPPY_EYEBALLS_DELAY_S = 0.25  # RFC 8305
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 30, 10, 3  # a vanished peer is noticed after a minute
 TLS_HANDSHAKE_S = 5.0
+TCP_INFO_RTT = 68  # offset of `tcpi_rtt` (µs) in Linux's struct tcp_info
 
 Connect = Callable[[Callable[[], UpstreamConnection], Upstream], Awaitable[UpstreamConnection]]
 
@@ -257,6 +259,7 @@ class Dialer:
         connection = factory()
         try:
             _tune(sock)
+            connection.rtt_ns = kernel_rtt_ns(sock)
             if self._tls is None:
                 await loop.create_connection(lambda: connection, sock=sock)
             else:
@@ -272,6 +275,21 @@ class Dialer:
             sock.close()
             raise
         return connection
+
+
+def kernel_rtt_ns(sock: socket.socket) -> int | None:
+    """Round trip of the TCP handshake as the kernel measured it; None where it does not tell.
+
+    A stop watch around `connect` would add every delay of our own event loop to the network's account.
+    """
+    if not hasattr(socket, "TCP_INFO"):
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RTT + 4)
+    except OSError:
+        return None
+    microseconds: int = struct.unpack_from("I", info, TCP_INFO_RTT)[0] if len(info) >= TCP_INFO_RTT + 4 else 0
+    return microseconds * 1000 or None
 
 
 def _tune(sock: socket.socket) -> None:

@@ -75,10 +75,10 @@ class UpstreamState:
     def inflight(self) -> int:
         return self.pool.leases
 
-    def note_connect(self, took_ns: int) -> None:
-        """The time of a TCP connect is one round trip; TLS ones say nothing plain."""
-        if not self.config.is_tls:
-            self._rtts.append(took_ns)
+    def note_rtt(self, rtt_ns: int | None) -> None:
+        """The round trip of a fresh connection."""
+        if rtt_ns is not None:
+            self._rtts.append(rtt_ns)
             self.rtt_ns = int(median(self._rtts))
 
 

@@ -23,7 +23,9 @@ def at(ms: float) -> int:
 
 def progress(*, stream: bool = True, **facts: Any) -> Progress:
     """A request received and started at `START`; other facts in ms after it."""
-    instants: dict[str, Any] = {name: at(value) if not isinstance(value, bool) else value for name, value in facts.items()}
+    instants: dict[str, Any] = {
+        name: at(value) if not isinstance(value, bool) else value for name, value in facts.items()
+    }
     return Progress(received=START, started=START, is_stream=stream, **instants)
 
 
