@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import gc
 import pstats
 import time
 from typing import Any
@@ -19,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from uvicorn.server import ServerState
 
 from benchmarks.upstream import END, HEAD, LAST, PLAIN, TOKEN
-from gateway.app import Gateway
+from gateway.app import GC_THRESHOLD, Gateway
 from gateway.configfile import from_mapping
 from gateway.lifecycle import server_config
 from gateway.server import GatewayProtocol
@@ -109,6 +110,9 @@ async def main(args: argparse.Namespace) -> None:
     for name, chunks in (("plain", 0), ("stream of 16", 16), ("stream of 216", 216)):
         bench = Bench(chunks)
         await bench.run(200)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
         best = min([await bench.run(args.count) for _ in range(args.rounds)])
         print(f"{name}: {best:.1f} µs per request")
         if args.profile and name == args.profile:

@@ -46,7 +46,7 @@ class Patience:
     __slots__ = ("_clock", "_exchange", "_loop", "_route", "_timer", "_waiting", "progress")
 
     def __init__(self, waiting: Waiting, exchange: Exchange, route: Route, clock: Callable[[], int]) -> None:
-        self._waiting = waiting
+        self._waiting: Waiting | None = waiting
         self._exchange = exchange
         self._route = route
         self._clock = clock
@@ -58,6 +58,12 @@ class Patience:
         self._look(self.progress.started)
 
     def end(self) -> None:
+        """For good. Lets go of what was waited for: the two hold each other, and what only the garbage collector can
+        free costs a request more than its share of the collector's time."""
+        self._cancel()
+        self._waiting = None
+
+    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -69,12 +75,14 @@ class Patience:
 
     def call_later(self, seconds: float, act: Callable[[], None]) -> None:
         """Replaces whatever was due by one last thing."""
-        self.end()
+        self._cancel()
         self._timer = self._loop.call_later(seconds, act)
 
     def _look(self, now: int) -> None:
         """Does what is due and sets the timer for the next look."""
         waiting, progress, route = self._waiting, self.progress, self._route
+        if waiting is None:
+            return
         if progress.is_stream:
             waiting.note(progress, now)
         action, when = due(progress, route.timeouts, route.budget, now)
@@ -94,10 +102,11 @@ class Patience:
 
     def _look_late(self, when: int) -> None:
         """The loop's clock is coarser than ours: never act before the instant itself."""
-        if self._waiting.is_over:
+        waiting = self._waiting
+        if waiting is None or waiting.is_over:
             return
         try:
             self._look(max(when, self._clock()))
         except Exception as error:  # else nothing would ever end this request
             log.exception("internal error in a request's timer", exc_info=error)
-            self._waiting.fail(our_fault(), self._clock())
+            waiting.fail(our_fault(), self._clock())

@@ -20,7 +20,8 @@ from gateway.wire.answer import (
     usage_of_timings,
 )  # fmt: skip
 from gateway.wire.choice import Choice
-from gateway.wire.stream import NOTHING, TOKEN, StreamReader
+from gateway.wire.stream import NOTHING, REASONING, TOKEN, StreamReader
+from gateway.wire.template import MAX_TRIES, Template, is_plain_text, learn
 
 # Keys of an event that matter besides its choices.
 _EXTRAS = frozenset(("error", "usage", "timings", "metrics"))
@@ -33,7 +34,48 @@ _SCAN_FINISH = re.compile(rb'"finish_reason"\s*:\s*"([a-z_]{1,32})"')
 class ChatReader(StreamReader):
     """Chat completion chunks."""
 
-    __slots__ = ()
+    __slots__ = ("_only", "_template", "_tries")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._template: Template | None = None
+        self._only = Choice()  # the choice that the template is of
+        self._tries = 0
+
+    def feed(self, data: bytes, now: int) -> None:
+        """One read. An ordinary chunk, which is like the one before but for its text, is not parsed again."""
+        template = self._template
+        if template is not None:
+            before, after, kind = template
+            only = self._only
+            if (
+                (kind == REASONING or (only.phase == "answer" and not only.carry))
+                and data.startswith(before)
+                and data.endswith(after)
+                and is_plain_text(data, len(before), len(data) - len(after))
+                and not self._splitter.is_open
+                and not self.is_done
+            ):
+                self.events += 1
+                self._token(kind, now)
+                return
+        if self._tries < MAX_TRIES:
+            self._feed_and_learn(data, now)
+        else:
+            super().feed(data, now)
+
+    def _feed_and_learn(self, data: bytes, now: int) -> None:
+        was_open, events, tokens, reasoning = self.is_open, self.events, self.token_events, self.reasoning_events
+        super().feed(data, now)
+        if was_open or self.events != events + 1 or self.token_events != tokens + 1 or len(self.choices) != 1:
+            return
+        kind = REASONING if self.reasoning_events > reasoning else TOKEN
+        (choice,) = self.choices.values()
+        self._only = choice
+        if self.finish_reasons or self.error or (kind == TOKEN and (choice.phase != "answer" or choice.carry)):
+            return
+        self._tries += 1
+        self._template = learn(data, kind)
 
     @property
     def usage(self) -> Usage | None:
