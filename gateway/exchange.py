@@ -6,8 +6,8 @@ protocol, writes go straight to the transport) and `asgi.AsgiCall` (any ASGI ser
 
 from __future__ import annotations
 
+import os
 import random
-import secrets
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.errors import Api, GatewayError
@@ -160,4 +160,4 @@ class Exchange:
 
 def new_request_id() -> str:
     """128 random bits as 32 hex digits."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()

@@ -92,8 +92,10 @@ def whole_number(value: object) -> int | None:
 
 def _present(data: dict[str, object], engine: str, kind: Kind) -> tuple[str, ...]:
     """The fields that are set, the one that counts first; null counts as absent."""
-    present = tuple(name for name in _FIELDS.get(kind, ()) if data.get(name) is not None)
-    return present[::-1] if engine == "ollama" else present
+    present = [name for name in _FIELDS.get(kind, ()) if data.get(name) is not None]
+    if len(present) > 1 and engine == "ollama":
+        present.reverse()
+    return tuple(present)
 
 
 def _value_when_absent(rules: MaxTokens, kind: Kind) -> int | None:

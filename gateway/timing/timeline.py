@@ -164,19 +164,20 @@ class Timeline:
 
 def server_timing(timeline: Timeline, now: int) -> bytes:
     """The value of `Server-Timing` with what is known at `now`; durations in ms."""
+    if not timeline.body:
+        return b""
     known = timeline.segments(now)
-    parts = []
-    if timeline.body:
-        parts.append(("upload", known.upload))
+    text = f"upload;dur={_ms(known.upload)}"
     if timeline.sent:
-        parts += [("gateway", known.gateway), ("connect", known.connect)]
+        text += f", gateway;dur={_ms(known.gateway)}, connect;dur={_ms(known.connect)}"
     if timeline.token:
-        parts.append(("wait", known.wait))
-    if timeline.ttft_ns is not None:
-        parts.append(("ttft", timeline.ttft_ns))
+        text += f", wait;dur={_ms(known.wait)}"
+    ttft_ns = timeline.ttft_ns
+    if ttft_ns is not None:
+        text += f", ttft;dur={_ms(ttft_ns)}"
     if timeline.visible and timeline.ttft_source == "stream":
-        parts.append(("reasoning", known.reasoning))
-    return ", ".join(f"{name};dur={_ms(ns)}" for name, ns in parts).encode()
+        text += f", reasoning;dur={_ms(known.reasoning)}"
+    return text.encode()
 
 
 def wait_causes(timeline: Timeline, server: ServerTimes | None, rtt_ns: int | None = None) -> list[WaitCause]:
@@ -212,7 +213,7 @@ def _ns(ms: float | None) -> int | None:
 
 
 def _ms(ns: int) -> str:
-    return f"{ns / 1e6:.3f}".rstrip("0").rstrip(".")
+    return f"{ns / 1e6:.3f}".rstrip("0").rstrip(".") if ns else "0"
 
 
 def _between(low: int, value: int, high: int) -> int:
