@@ -93,11 +93,11 @@ class AsgiCall:
         if data and not self._gone:
             self._put({"type": "http.response.body", "body": data, "more_body": True}, len(data))
 
-    def end(self) -> None:
+    def end(self, data: bytes = b"") -> None:
         if not self._ended:
             self._ended = True
             self._watcher = None
-            self._put({"type": "http.response.body", "body": b"", "more_body": False}, 0)
+            self._put({"type": "http.response.body", "body": data, "more_body": False}, len(data))
 
     def abort(self) -> None:
         """ASGI has no cut; ending without the last message makes the server close the connection."""

@@ -70,6 +70,11 @@ class DirectCall:
     def is_gone(self) -> bool:
         return self.disconnected
 
+    @property
+    def is_bodiless(self) -> bool:
+        """The answer is a head alone."""
+        return self.method == "HEAD"
+
     # Reading
 
     async def read_body(self, limit: int, take: Callable[[int], bool]) -> bytes:
@@ -199,16 +204,19 @@ class DirectCall:
             self._head = b""
         self._protocol.transport.write(data)
 
-    def end(self) -> None:
+    def end(self, data: bytes = b"") -> None:
         if self.response_complete:
             return
         self.response_complete = True
         self._watcher = None
         if self.disconnected:
             return
-        tail = _LAST_CHUNK if self._chunked and self.method != "HEAD" else b""
-        if self._head or tail:
-            self._protocol.transport.write(self._head + tail)
+        if self.is_bodiless:
+            data = b""
+        elif self._chunked:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else _LAST_CHUNK
+        if self._head or data:
+            self._protocol.transport.write(self._head + data)
             self._head = b""
         if self.more_body:
             self._protocol.call = None

@@ -63,7 +63,9 @@ class Call(Protocol):
 
     def flush(self) -> None: ...
     def write(self, data: bytes) -> None: ...
-    def end(self) -> None: ...
+    def end(self, data: bytes = b"") -> None:
+        """The end of the body, after its last bytes."""
+
     def abort(self) -> None:
         """Cuts the connection so that the caller sees an incomplete answer."""
 

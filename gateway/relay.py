@@ -154,13 +154,24 @@ class Relay:
                 return
             stripper = self._stripper
             passed = data if stripper is None else stripper.feed(data)
-            self._call.write(passed if b"[DONE]" not in passed else _until_done(passed))
+            if b"[DONE]" in passed:
+                self._pass_last(_until_done(passed), data, now)
+                return
+            self._call.write(passed)
             reader = self.reader
             reader.feed(data, now)
             if reader.is_done:
                 self._end_stream(now)
         elif self._state == "held":
             self._hold(data, now)
+
+    def _pass_last(self, passed: bytes, data: bytes, now: int) -> None:
+        """The read with the end mark: read first, so that it leaves in one write with the end of the body."""
+        self.reader.feed(data, now)
+        if self.reader.is_done:
+            self._end_stream(now, passed)
+        else:  # the words of an answer
+            self._call.write(passed)
 
     def on_end(self, now: int) -> None:
         if self._state == "ended":
@@ -263,10 +274,10 @@ class Relay:
 
     # Ends
 
-    def _end_stream(self, now: int) -> None:
+    def _end_stream(self, now: int, last: bytes = b"") -> None:
         """The stream said that it is done: the client's answer ends at once, whatever the upstream does then."""
         self._settle_read(now)
-        self._close_client_stream()
+        self._close_client_stream(last)
         self._state = "ended"
         self._patience.call_later(DRAIN_S, self._stop_draining)
 
@@ -307,11 +318,12 @@ class Relay:
         if self._stripper is not None:
             self._call.write(self._stripper.finish())
 
-    def _close_client_stream(self) -> None:
-        self._flush_stripper()
+    def _close_client_stream(self, last: bytes = b"") -> None:
+        if self._stripper is not None:
+            last += self._stripper.finish()
         if self._to_trailer is not None:
-            self._call.write(self._to_trailer())
-        self._call.end()
+            last += self._to_trailer()
+        self._call.end(last)
 
     def _stop_draining(self) -> None:
         self._finish(Result("sent"), close=True)
