@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import get_args
 
 import pytest
@@ -11,49 +10,11 @@ from gateway.wire import stream as stream_module
 from gateway.wire.kinds import Kind
 from gateway.wire.reader import (
     ServerTimes,
-    StreamReader,
     Usage,
-    reader_for,
     verdict_of,
     verdicts_of,
 )
-
-MS = 1_000_000
-DONE = b"data: [DONE]\n\n"
-
-
-def event(payload: object) -> bytes:
-    return b"data: " + json.dumps(payload).encode() + b"\n\n"
-
-
-def chunk(delta: object, finish: str | None = None, index: int = 0, **extra: object) -> bytes:
-    return event({"id": "c", "choices": [{"index": index, "delta": delta, "finish_reason": finish}], **extra})
-
-
-def usage_chunk(**extra: object) -> bytes:
-    return event({"id": "c", "choices": [], **extra})
-
-
-def read(*reads: bytes | tuple[int, bytes], kind: Kind = "chat", is_closed: bool = True) -> StreamReader:
-    """Feed reads at 1, 2, 3 … ms, or at the ms given with them."""
-    reader = reader_for(kind)
-    for place, item in enumerate(reads, start=1):
-        at, data = item if isinstance(item, tuple) else (place, item)
-        reader.feed(data, at * MS)
-    if is_closed:
-        reader.close(1_000_000 * MS)
-    return reader
-
-
-def instants(reader: StreamReader) -> tuple[float, float, float, float]:
-    """t_event, t_token, t_visible, t_last in ms."""
-    return tuple(at / MS for at in (reader.t_event, reader.t_token, reader.t_visible, reader.t_last))  # type: ignore[return-value]
-
-
-ROLE = chunk({"role": "assistant", "content": ""})
-STOP = chunk({}, "stop")
-LENGTH = chunk({}, "length")
-
+from tests.support.reading import DONE, LENGTH, MS, ROLE, STOP, chunk, event, instants, read, usage_chunk
 
 # --- instants
 
