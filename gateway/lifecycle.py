@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from uvicorn import Config, Server
 
@@ -107,10 +107,9 @@ class GatewayServer(Server):
     def _sweep(self) -> None:
         """Ends connections whose deadline passed: one timer for all of them."""
         now = self.gateway.clock()
-        for connection in list(self.server_state.connections):
-            deadline = getattr(connection, "deadline_ns", 0)
-            if deadline and deadline < now:
-                connection.deadline_passed()  # type: ignore[union-attr]
+        connections = cast("set[GatewayProtocol]", self.server_state.connections)
+        for connection in [c for c in connections if 0 < c.deadline_ns < now]:
+            connection.deadline_passed()
 
     def _file_changed(self) -> bool:
         if self.gateway.source is None:

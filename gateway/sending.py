@@ -76,7 +76,10 @@ class Sender:
     async def send(self, x: Exchange, prepared: Prepared, state: UpstreamState, leaving: Leaving) -> Reply | None:
         """The answer to send, or None when it was relayed. Raises `GatewayError`, `ClientGone`."""
         x.upstream = state.name
-        await self._clean(x, prepared)
+        if prepared.route.cleans and not prepared.is_cleaned and prepared.body is not None:
+            prepared.is_cleaned = True
+            if may_need_cleaning(prepared.body.raw, prepared.route.config.clean):
+                await self._clean(x, prepared, prepared.body)
         model = x.model or ""
         allowed = Allowed(thinking=model not in state.refuses_switch, usage=model not in state.refuses_usage)
         while True:  # ends: every rule sends again once at most
@@ -93,15 +96,9 @@ class Sender:
 
     # before
 
-    async def _clean(self, x: Exchange, prepared: Prepared) -> None:
+    async def _clean(self, x: Exchange, prepared: Prepared, body: RequestBody) -> None:
         """Once per request, whatever the number of attempts; large bodies beside the event loop."""
-        body = prepared.body
-        if prepared.is_cleaned or body is None or not prepared.route.cleans:
-            return
-        prepared.is_cleaned = True
         rules = prepared.route.config.clean
-        if not may_need_cleaning(body.raw, rules):
-            return
         if len(body.raw) > LARGE_BYTES:
             x.cleaned, raw = await asyncio.to_thread(_cleaned, body, rules, x.kind)
         else:
