@@ -31,7 +31,7 @@ from gateway.policy.routes import canonical_hint, may_use, normalise_path
 from gateway.reply import Reply, known_fields
 from gateway.sending import Prepared, Sender
 from gateway.wire.body import DECISIVE, RequestBody, read_object
-from gateway.wire.headers import for_upstream, label_value
+from gateway.wire.headers import as_json, for_upstream, label_value
 from gateway.wire.kinds import Kind, kind_of
 from gateway.wire.opaque import model_in, readable
 from gateway.wire.thinking import strip_nothinking
@@ -112,7 +112,10 @@ class Proxy:
             self._admit(key, route)
             is_read = body is not None
             sent = body.raw if body is not None else raw  # without a byte-order mark
-            prepared = Prepared(route, rest, sent, body, for_upstream(call.headers), call, share, is_read)
+            headers = for_upstream(call.headers)
+            if x.kind in JSON_KINDS:
+                headers = as_json(headers)
+            prepared = Prepared(route, rest, sent, body, headers, call, share, is_read)
             del raw, body, sent
             reply = await self._try_upstreams(x, prepared, leaving)
         finally:

@@ -40,6 +40,20 @@ def for_upstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return [field for field in kept if field[0] not in nominated] if nominated else kept
 
 
+def as_json(headers: Headers) -> Headers:
+    """The fields with a JSON content type; the same list when they have one.
+
+    A body that was read as JSON is JSON, whatever the caller called it (curl says "a form" when nobody says otherwise),
+    and vLLM refuses any other type with 400.
+    """
+    for name, value in headers:
+        if name == b"content-type":
+            if value[:16].lower() == b"application/json":
+                return headers
+            break
+    return [*(field for field in headers if field[0] != b"content-type"), (b"content-type", b"application/json")]
+
+
 def for_client(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """A model server's fields that the caller may see; framing, date and request id are ours."""
     kept = [
