@@ -62,6 +62,11 @@ def no_stream() -> UpstreamBadResponse:
     )
 
 
+def refused_with(status: int) -> UpstreamBadResponse:
+    """An error answer too large to be repeated inside a started stream."""
+    return UpstreamBadResponse(f"The model server answered with status {status}; its log says why.", reason="http_5xx")
+
+
 def unfinished() -> UpstreamBadResponse:
     """The body ended in good order, the answer did not."""
     return UpstreamBadResponse("The model server ended its stream without finishing the answer.", reason="no_finish")

@@ -17,11 +17,20 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gateway.complaints import broken_off, no_stream, nothing_came, outcome_of, unfinished, unusable_head
+from gateway.complaints import (
+    broken_off,
+    no_stream,
+    nothing_came,
+    outcome_of,
+    refused_with,
+    unfinished,
+    unusable_head,
+)
 from gateway.errors import GatewayError, event_of
 from gateway.patience import Patience
 from gateway.wire.headers import Headers
 from gateway.wire.kinds import GENERATING
+from gateway.wire.sse import until_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,7 +164,7 @@ class Relay:
             stripper = self._stripper
             passed = data if stripper is None else stripper.feed(data)
             if b"[DONE]" in passed:
-                self._pass_last(_until_done(passed), data, now)
+                self._pass_last(until_done(passed), data, now)
                 return
             self._call.write(passed)
             reader = self.reader
@@ -240,6 +249,8 @@ class Relay:
         elif self._body_size > HOLD_LIMIT:
             if self._exchange.is_stream and head.status < 400:
                 self.fail(no_stream(), now)
+            elif self._is_sse_committed:  # an error page must not be poured into an event stream
+                self.fail(refused_with(head.status), now)
             else:
                 self._raw = True
                 self._commit(now)
@@ -269,7 +280,7 @@ class Relay:
         if self._raw or not head.is_event_stream:  # bytes that must not be looked into, nor added to
             self._stripper = self._to_trailer = None
         passed = data if self._stripper is None else self._stripper.feed(data)
-        self._call.write(passed if self._raw or b"[DONE]" not in passed else _until_done(passed))
+        self._call.write(passed if self._raw or b"[DONE]" not in passed else until_done(passed))
         self._patience.progress.last_write = now
 
     # Ends
@@ -395,12 +406,3 @@ class Relay:
             self._exchange.status = 200
             self._call.start(200, self._head_for(self._head), None)
         self._call.write(PING if self._exchange.api == "anthropic" else KEEP_ALIVE)
-
-
-def _until_done(data: bytes) -> bytes:
-    """Nothing leaves after the end mark, whatever the upstream still says (fault-catalogue C11, C12)."""
-    start = 0 if data.startswith(b"data: [DONE]") else data.find(b"\ndata: [DONE]")
-    if start < 0:
-        return data  # the words of an answer
-    end = data.find(b"\n\n", start)
-    return data if end < 0 else data[: end + 2]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.faulty import faulty
 from tests.support.plays import sends, streams
-from tests.support.raw import DONE, STREAM_HEAD, Handler, RawUpstream, answer, chat, chunk, whole
+from tests.support.raw import DONE, STREAM_HEAD, Handler, RawUpstream, Received, Wire, answer, chat, chunk, whole
 from tests.support.running import running_gateway, settings_for
 
 HELLO = chunk({"content": "hello"})
@@ -251,3 +251,24 @@ async def test_our_own_limit_answers_before_anybody_is_contacted(caplog: pytest.
         assert (response.status, response.error["code"]) == (413, "body_too_large")
         assert "listen.max_body_mb" in response.error["message"]
         assert fault.upstream.requests == []
+
+
+@pytest.mark.parametrize("size", [200, 400_000])
+async def test_an_error_that_comes_after_heartbeats_is_one_event_whatever_its_size(size: int) -> None:
+    """C039, C037: the status is gone, and an error page poured into an event stream would be lost on every client."""
+    page = json.dumps({"error": {"message": "e" * size, "type": "server_error", "code": 500}}).encode()
+
+    async def play(request: Received, wire: Wire) -> None:
+        await asyncio.sleep(0.15)
+        await wire.send(whole(page, "500 Internal Server Error"))
+
+    route = {"budget": {"ttft_ms": 50, "heartbeat_ms": 50}}
+    async with RawUpstream(play) as upstream, running_gateway(settings_for(upstream.url, route=route)) as running:
+        response = await running.ask(chat())
+        assert response.status == 200
+        assert response.events[0] == b": keep-alive"
+        assert response.error["message"]
+        assert response.body.endswith(DONE)
+        assert len(response.body) < 2 * size + 2000
+        assert (await running.last_record())["outcome"] == "upstream_error"
+        await running.settled()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.wire import sse
-from gateway.wire.sse import Event, EventSplitter
+from gateway.wire.sse import Event, EventSplitter, until_done
 
 SHARED = Path(os.environ.get("FIRSTTOKEN_SHARED", Path(__file__).parents[3] / "shared"))
 CORPORA = sorted((SHARED / "data" / "corpora").glob("sse_*.jsonl"))
@@ -232,3 +232,17 @@ def test_a_hundred_thousand_events_in_one_read_all_come_out() -> None:
     found, _ = feed_all([(b"data: " + CHUNK + b"\n\n") * 100_000])
     assert len(found) == 100_000
     assert found[-1] == (b"", CHUNK)
+
+
+@pytest.mark.parametrize(
+    "data, kept",
+    [
+        (b"data: [DONE]\n\n", b"data: [DONE]\n\n"),
+        (b"data: {}\n\ndata: [DONE]\n\ndata: late\n\n", b"data: {}\n\ndata: [DONE]\n\n"),
+        (b'data: {"content":"[DONE]"}\n\n', b'data: {"content":"[DONE]"}\n\n'),
+        (b"data: {}\n\ndata: [DONE]\n", b"data: {}\n\ndata: [DONE]\n"),
+    ],
+)
+def test_nothing_is_kept_behind_the_end_mark(data: bytes, kept: bytes) -> None:
+    """C11 and C12 of the fault catalogue; the words of an answer are no mark."""
+    assert until_done(data) == kept
