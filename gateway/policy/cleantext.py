@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, Literal, TypeAlias
 
+import regex
+
 from gateway.config import MAX_ALLOWED_RUN, Clean
 
 Step = Literal["control", "dashes", "long_runs", "whitespace"]
@@ -39,6 +41,8 @@ _STEPS: Final[tuple[Step, ...]] = ("dashes", "whitespace", "long_runs")  # of tw
 KEPT_RUN = 64  # characters left of a run that was too long (spec.md §5)
 CJK_DASH = "——"  # the Chinese dash is two em dashes
 DASHES = "\u2014\u2013\u2015\u2e3a\u2e3b\ufe58"  # — – ― ⸺ ⸻ ﹘
+SHOWN = 12  # characters on each side of a change
+_grapheme = regex.compile(r"\X")  # what `re` cannot: extended grapheme clusters (UAX 29)
 DESCRIBED_CHANGES = 200  # more than a person reads; the counts of `clean_text` stay exact
 
 # C0 without tab, LF, CR; DEL; C1 without NEL. Never Cf: joiners and direction marks carry meaning (C063, C064).
@@ -148,11 +152,33 @@ def describe(text: str, rules: Clean, limit: int = DESCRIBED_CHANGES) -> list[Ch
 
 def _change(text: str, span: tuple[int, int], after: str, step: Step, line: int) -> Change:
     start, end = span
-    left, right = text[max(0, start - 12) : start], text[end : end + 12]
+    left, right = (
+        _last_characters(text[max(0, start - 2 * SHOWN) : start]),
+        _first_characters(text[end : end + 2 * SHOWN]),
+    )
     before = _visible(left) + _shortened(text[start:end]) + _visible(right)
     return Change(
         line, start, step, before, _visible(left) + _shortened(after) + _visible(right), end - start - len(after)
     )
+
+
+def _first_characters(text: str) -> str:
+    """The beginning of a text in what a reader takes for characters: no emoji family, flag or accent is torn apart."""
+    shown = ""
+    for cluster in _grapheme.findall(text):
+        if shown and len(shown) + len(cluster) > SHOWN:
+            break
+        shown += cluster
+    return shown
+
+
+def _last_characters(text: str) -> str:
+    shown = ""
+    for cluster in reversed(_grapheme.findall(text)):
+        if shown and len(shown) + len(cluster) > SHOWN:
+            break
+        shown = cluster + shown
+    return shown
 
 
 def _shortened(text: str) -> str:

@@ -397,3 +397,19 @@ def test_description_is_bounded() -> None:
     text = "\x00" * 1000
     assert len(describe(text, DEFAULT)) == DESCRIBED_CHANGES
     assert len(describe(text, DEFAULT, limit=3)) == 3
+
+
+@pytest.mark.parametrize("whole", ["👩\u200d👩\u200d👧\u200d👦", "e\u0301", "🇩🇪", "1\ufe0f\u20e3", "क्\u200dष"])
+def test_what_is_shown_around_a_change_tears_no_character_apart(whole: str) -> None:
+    """E17 of the fault catalogue: whatever stands at the edge of the snippet is shown whole or not at all."""
+    for padding in range(14):
+        text = whole + "x" * padding + "————" + "x" * padding + whole
+        (change,) = describe(text, Clean())
+        left, _, right = change.before.partition("————")
+        for side in (left, right):
+            rest = side.replace(_shown(whole), "").replace("x", "")
+            assert rest == ""
+
+
+def _shown(text: str) -> str:
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
