@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from datetime import UTC, datetime
 from typing import Literal, TextIO
 
 import orjson
@@ -132,7 +133,7 @@ def where_of(error: BaseException) -> str:
 
 def _stamp(seconds: object) -> str:
     moment = seconds if isinstance(seconds, float) else time.time()
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment % 1 * 1000):03d}Z"
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def set_up(form: Literal["auto", "json", "text"], stream: TextIO | None = None) -> LogWriter:
