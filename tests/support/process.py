@@ -14,9 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from tests.support.raw import RawClient, Response
+from tests.support.callers import Caller
 
 START_S = 20.0  # a busy machine takes its time to start an interpreter
 
@@ -28,35 +26,13 @@ def free_port() -> int:
         return port
 
 
-class Served:
+class Served(Caller):
     """A running `firsttoken serve`."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
         self.process = process
         self.port = port
         self.log = log
-
-    def client(self) -> RawClient:
-        return RawClient(self.port)
-
-    async def ask(
-        self, body: bytes, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None
-    ) -> Response:
-        async with self.client() as client:
-            return await client.ask(body, path, headers)
-
-    async def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Response:
-        async with self.client() as client:
-            return await client.get(path, headers, method)
-
-    async def metric(self, name: str, headers: dict[str, str] | None = None, **labels: str) -> float:
-        page = (await self.get("/metrics", headers)).body.decode()
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
 
     async def workers(self, headers: dict[str, str] | None = None) -> set[int]:
         """Process ids of workers that answered, from several connections."""

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import Gateway
 from gateway.configfile import from_mapping
 from gateway.lifecycle import GatewayServer, listening_socket
 from gateway.upstream.pool import Connect
-from tests.support.raw import RawClient, Response
+from tests.support.callers import Caller
 
 
-class Running:
+class Running(Caller):
     """A gateway that serves; what a test may ask of it."""
 
     def __init__(self, gateway: Gateway, port: int, records: list[dict[str, object]], server: GatewayServer) -> None:
@@ -28,30 +27,6 @@ class Running:
         self.port = port
         self.records = records  # finished requests, as they go to the log
         self.url = f"http://127.0.0.1:{port}"
-
-    def client(self) -> RawClient:
-        return RawClient(self.port)
-
-    async def ask(
-        self, body: bytes, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None
-    ) -> Response:
-        """One request on a connection of its own."""
-        async with self.client() as client:
-            return await client.ask(body, path, headers)
-
-    async def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Response:
-        async with self.client() as client:
-            return await client.get(path, headers, method)
-
-    async def metric(self, name: str, **labels: str) -> float:
-        """Sum of a metric's samples that have these labels, read from the page."""
-        page = (await self.get("/metrics")).body.decode()
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
 
     async def last_record(self, timeout: float = 5.0, count: int = 1) -> dict[str, Any]:
         """The account of the last request, once `count` are there."""
