@@ -68,7 +68,6 @@ class Gateway:
         runtime = Runtime(settings, self.account, clock, connect=connect, header=header_value)
         self.proxy = Proxy(runtime, self.account, self.watch, clock)
         self._control = control_plane(self)
-        self._group: asyncio.TaskGroup | None = None
         self._background: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:

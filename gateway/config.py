@@ -18,7 +18,6 @@ Engine = Literal["auto", "vllm", "sglang", "llamacpp", "ollama", "openai"]
 OnExceed = Literal["wait", "heartbeat"]
 Thinking = Literal["client", "off", "on"]
 
-DEFAULT_UPSTREAM_NAME = "upstream"
 DEFAULT_ROUTE_NAME = "default"
 MAX_ALLOWED_RUN = 512  # characters; spec.md §5: a longer run of one character is quadratic in some tokenizers
 
@@ -317,9 +316,6 @@ class Settings(Model):
         if self.auth == "keys" and not self.keys:
             found.append("`auth: keys` is set but there are no `keys`")
         return found
-
-    def upstream_of(self, name: str) -> Upstream:
-        return self.upstreams[name]
 
 
 def is_loopback(host: str) -> bool:

@@ -70,11 +70,6 @@ class DirectCall:
     def is_gone(self) -> bool:
         return self.disconnected
 
-    @property
-    def is_bodiless(self) -> bool:
-        """The answer is a head alone."""
-        return self.method == "HEAD"
-
     # Reading
 
     async def read_body(self, limit: int, take: Callable[[int], bool]) -> bytes:
@@ -211,7 +206,7 @@ class DirectCall:
         self._watcher = None
         if self.disconnected:
             return
-        if self.is_bodiless:
+        if self.method == "HEAD":
             data = b""
         elif self._chunked:
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else _LAST_CHUNK

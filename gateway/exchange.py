@@ -104,10 +104,10 @@ class Exchange:
     """Everything known about one request. Filled by the phases of `proxy.py`, read by `account.py`."""
 
     __slots__ = (
-        "api", "attempts", "body_bytes", "budget_action", "changes", "cleaned", "cors", "error", "is_stream",
+        "api", "attempts", "budget_action", "changes", "cleaned", "cors", "error", "is_stream",
         "key_name", "kind", "max_tokens", "model", "outcome", "path", "plain", "reader", "reason", "request_id",
-        "route", "rtt_ns", "status", "thinking_asked", "thinking_edited", "timeline", "trace_id", "upstream",
-        "upstream_model", "verdict",
+        "route", "rtt_ns", "status", "thinking_asked", "timeline", "trace_id", "upstream",
+        "verdict",
     )  # fmt: skip
 
     def __init__(self, call: Call) -> None:
@@ -119,16 +119,13 @@ class Exchange:
         self.api: Api = "openai"
         self.is_stream = False
         self.model: str | None = None  # as the caller named it
-        self.upstream_model: str | None = None
         self.route: str | None = None
         self.upstream: str | None = None
         self.key_name: str | None = None
-        self.body_bytes = 0
         self.max_tokens: int | None = None  # what went upstream
         self.changes: list[str] = []
         self.cleaned: dict[str, int] = {}
         self.thinking_asked = "client"
-        self.thinking_edited = False
         self.attempts = 0
         self.budget_action: str | None = None
         self.reader: StreamReader | None = None

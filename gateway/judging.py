@@ -66,6 +66,16 @@ class Verdicts:
         x.verdict = plain.verdict
         self._check_switch(x, route, state, has_reasoning=plain.has_reasoning)
 
+    def budget(self, x: Exchange, route: RouteState, now: int) -> None:
+        """Whether a stream was over a first-token budget: by the instants of its tokens, not by when a timer looked."""
+        reader = x.reader
+        if x.budget_action is not None or reader is None or not x.is_stream:
+            return
+        limits = route.config.budget
+        for limit_ms, seen in ((limits.ttft_ms, reader.t_token), (limits.ttfv_ms, reader.t_visible)):
+            if limit_ms is not None and (seen or now) - x.timeline.recv > limit_ms * 1_000_000:
+                x.budget_action = limits.on_exceed
+
     def stream(self, x: Exchange, route: RouteState, state: UpstreamState) -> None:
         """After a stream: its verdict if it came to its end, and whether the thinking switch worked."""
         reader = x.reader

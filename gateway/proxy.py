@@ -161,7 +161,6 @@ class Proxy:
     async def _read(self, x: Exchange, call: Call, runtime: Runtime, share: Share) -> bytes:
         raw = await call.read_body(runtime.settings.listen.max_body_bytes, share.take)
         x.timeline.body = call.body_ns
-        x.body_bytes = len(raw)
         return raw
 
     def _understand(self, x: Exchange, raw: bytes) -> RequestBody | None:

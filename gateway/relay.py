@@ -194,6 +194,8 @@ class Relay:
             self._finish_unsent(Result("held", self._head, b"".join(self._held)), now)
         else:
             self._exchange.timeline.end = now
+            if not self._exchange.is_stream:
+                self._exchange.timeline.answer_whole(now)
             self._exchange.settle("complete")
             self._call.end()
             self._finish(Result("sent"))

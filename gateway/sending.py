@@ -12,7 +12,7 @@ import orjson
 
 from gateway.again import Allowed, Edited, Rule, rule_for
 from gateway.complaints import no_answer
-from gateway.errors import UpstreamBadResponse, body_of
+from gateway.errors import Overloaded, UpstreamBadResponse, UpstreamUnavailable, body_of
 from gateway.exchange import ClientGone
 from gateway.judging import Verdicts
 from gateway.policy.clean import clean_body, may_need_cleaning
@@ -82,16 +82,26 @@ class Sender:
                 await self._clean(x, prepared, prepared.body)
         model = x.model or ""
         allowed = Allowed(thinking=model not in state.refuses_switch, usage=model not in state.refuses_usage)
+        spare: tuple[Result, list[str]] | None = None  # an answer that a rescue may turn out to be no better than
         while True:  # ends: every rule sends again once at most
             shaped = self._shape(x, prepared, state, allowed)
             edited = Edited(shaped.is_thinking_edited, shaped.is_floor_raised, shaped.is_usage_added)
             attempt = self._attempt(x, prepared, shaped.body, edited.usage, state, allowed, leaving)
             del shaped  # a body is held where it is sent from, and by `prepared` until the answer begins
-            result = await attempt
+            try:
+                result = await attempt
+            except (UpstreamUnavailable, Overloaded):
+                if spare is None:
+                    raise
+                result, x.changes = spare
             rule = self._rule(x, prepared, allowed, edited, result)
             if rule is None:
+                if spare is not None and not _is_answer(result):
+                    result, x.changes, x.plain = *spare, None
                 self._learn(x, state, allowed, result)
                 return self._outcome(x, prepared, state, result)
+            if rule == "rescue":
+                spare = (result, x.changes)
             allowed.apply(rule)
 
     # before
@@ -137,7 +147,6 @@ class Sender:
             state.warned.add(prepared.route.config.name)
             log.warning("route `%s`, upstream `%s`: %s", prepared.route.config.name, state.name, shaped.warning)
         x.thinking_asked = shaped.thinking_asked
-        x.thinking_edited = shaped.is_thinking_edited
         x.max_tokens = shaped.max_tokens
         return shaped
 
@@ -250,6 +259,7 @@ class Sender:
             state.refuses_usage.add(model)
 
     def _outcome(self, x: Exchange, prepared: Prepared, state: UpstreamState, result: Result) -> Reply | None:
+        self._verdicts.budget(x, prepared.route, x.timeline.end or self._clock())
         if result.kind == "gone":
             raise ClientGone
         if result.kind == "failed":
@@ -290,6 +300,8 @@ class Sender:
                 raise problem
             status = self._verdicts.status_of(x, status)
             self._verdicts.book_plain(x, prepared.route, state)
+            if not x.is_stream:
+                x.timeline.answer_whole(x.timeline.end)
         headers = response_headers(x, prepared.route, state, head, self._clock())
         if status < 400:
             x.settle("complete")
@@ -297,6 +309,12 @@ class Sender:
             x.settle("refused" if status < 500 else "upstream_error", "http_4xx" if status < 500 else "http_5xx")
             body = masked(body, state)
         return Reply(status, headers, body)
+
+
+def _is_answer(result: Result) -> bool:
+    """A complete answer with a good status, or one that went out, or nobody there to have it."""
+    is_good = result.head is not None and result.head.status < 400
+    return result.kind in ("sent", "gone") or (result.kind == "held" and is_good)
 
 
 def _cleaned(body: RequestBody, rules: Clean, kind: Kind) -> tuple[dict[str, int], bytes]:

@@ -47,8 +47,8 @@ class Timeline:
     """Instants of one request. Assign them as they happen; every question may be asked at any time."""
 
     __slots__ = (
-        "body", "connect_end", "connect_start", "dns_ns", "end", "event", "header", "last", "recv", "sent",
-        "slot_wait_ns", "tcp_ns", "tls_ns", "token", "ttft_source", "visible",
+        "body", "connect_end", "connect_start", "end", "event", "header", "last", "recv", "sent",
+        "slot_wait_ns", "token", "ttft_source", "visible",
     )  # fmt: skip
 
     def __init__(self, recv: int) -> None:
@@ -67,9 +67,6 @@ class Timeline:
         self.visible = 0
         self.last = 0
         self.end = 0
-        self.dns_ns = 0
-        self.tcp_ns = 0
-        self.tls_ns = 0
         self.slot_wait_ns = 0
         """Waiting for a free connection; a part of the gateway segment."""
         self.ttft_source: TtftSource = "stream"

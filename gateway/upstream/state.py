@@ -52,7 +52,6 @@ class UpstreamState:
         self.engine: Engine = "openai" if config.engine == "auto" else config.engine  # until it was asked
         self.is_engine_known = config.engine != "auto"
         self.is_up: bool | None = None  # None: not asked yet
-        self.down_since: float | None = None
         self.last_problem: str | None = None
         self.models: tuple[dict[str, object], ...] = ()
         self.refuses_switch = Refusals()

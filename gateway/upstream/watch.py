@@ -75,10 +75,8 @@ class Watch:
         state.last_problem = problem
         state.meters.up.set(1 if state.is_up else 0)
         if was is not False and problem is not None:
-            state.down_since = self._time()
             log.warning("upstream `%s` is down: %s", state.name, problem)
         elif problem is None and was is not True:
-            state.down_since = None
             log.info("upstream `%s` is up", state.name)
 
     async def models(self, state: UpstreamState) -> tuple[dict[str, object], ...]:

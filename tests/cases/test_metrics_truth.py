@@ -314,3 +314,35 @@ async def test_what_we_refuse_for_reasons_of_our_own_is_no_failure_of_an_upstrea
         record = await running.last_record()
         assert (record["outcome"], record["reason"]) == ("refused", "draining")
         assert await running.metric("gateway_upstream_failures_total") == 0
+
+
+@pytest.mark.parametrize("budget, counted", [({"ttfv_ms": 30}, 1), ({"ttfv_ms": 5000}, 0), ({"ttft_ms": 5000}, 0)])
+async def test_a_late_visible_token_is_over_the_budget_for_visible_tokens(
+    budget: dict[str, object], counted: int
+) -> None:
+    """`budget.ttfv_ms`: thinking may begin in time and the answer still come late."""
+    events: list[bytes | float] = [chunk({"reasoning": "a"}), 0.06, chunk({"content": "b"}), chunk(finish="stop"), DONE]
+    async with serving(streaming(*events), route={"budget": budget}) as (_, running):
+        await running.ask(chat())
+        assert (await running.last_record())["budget"] == ("heartbeat" if counted else None)
+        assert await running.metric("gateway_budget_exceeded_total", route="main") == counted
+
+
+async def test_a_plain_answer_is_waited_for_until_its_end_and_has_no_first_token() -> None:
+    """latency-methods §1: its instants are its end, its TTFT is nobody's."""
+    timed = json.loads(answer())
+    timed["metrics"] = {"queue_time_ms": 1.0, "time_to_first_token_ms": 2.0, "generation_time_ms": 3.0}
+
+    async def play(request: Received, wire: Wire) -> None:
+        await asyncio.sleep(0.05)
+        await wire.send(whole(json.dumps(timed).encode()))
+
+    async with serving(play) as (_, running):
+        response = await running.ask(chat(stream=False))
+        assert "wait;dur=" in (response.header("server-timing") or "")
+        assert "ttft" not in (response.header("server-timing") or "")
+        record = await running.last_record()
+        assert record["ttft_source"] == "none"
+        assert {"queue_ms", "prefill_ms"} <= record["wait_causes"].keys()
+        assert await running.metric("gateway_ttft_seconds_count") == 0
+        assert await running.metric("gateway_wait_seconds_count", cause="queue") == 1

@@ -322,3 +322,28 @@ async def test_a_switch_is_only_given_up_where_leaving_it_out_helped() -> None:
         sent = ["chat_template_kwargs" in request.json for request in upstream.requests]
         assert sent == [True, False, True, False]
         assert not running.gateway.runtime.upstreams["up"].refuses_switch.names()
+
+
+@pytest.mark.parametrize("second", ["500", "reset", "html"])
+async def test_a_rescue_that_fails_leaves_the_caller_the_answer_it_had(second: str) -> None:
+    """Asking once more is a favour: it may not turn an empty answer into an error."""
+    bodies = burnt()
+
+    async def play(request: Received, wire: Wire) -> None:
+        if len(upstream.requests) == 1:
+            await wire.send(whole(bodies))
+        elif second == "500":
+            await wire.send(whole(b'{"error":{"message":"boom"}}', "500 Internal Server Error"))
+        elif second == "html":
+            await wire.send(whole(b"<html>", headers="content-type: text/html"))
+        else:
+            wire.reset()
+
+    async with serving(play, route={"rescue": True}) as (upstream, running):
+        response = await running.ask(chat(stream=False))
+        assert (response.status, response.body) == (200, bodies)
+        assert len(upstream.requests) >= 2
+        record = await running.last_record()
+        assert (record["outcome"], record["verdict"]) == ("complete", "burnt_by_thinking")
+        assert "thinking=off" not in record["changes"]
+        await running.settled()
