@@ -115,7 +115,7 @@ class Account:
         if not timeline.end:
             timeline.end = now
         usage = server = None
-        if reader is not None and x.is_stream:
+        if reader is not None and x.is_seen:
             timeline.event, timeline.token = reader.t_event, reader.t_token
             timeline.visible, timeline.last = reader.t_visible, reader.t_last
             usage, server = reader.usage, reader.server
@@ -131,7 +131,7 @@ class Account:
             pair = self._pair_of(x.route or NO_ROUTE, x.upstream)
             pair.requests[x.outcome].inc()
             self._book_time(x, pair, segments, causes)
-            if x.is_stream and reader is not None:
+            if x.is_seen and reader is not None:
                 self._book_stream(x, pair, reader, usage)
             if usage is not None:
                 _book_tokens(pair, usage)
@@ -214,7 +214,7 @@ def _book_tokens(pair: PairMeters, usage: Usage) -> None:
 
 def record_of(x: Exchange, segments: Segments, usage: Usage | None, causes: list[WaitCause]) -> dict[str, object]:
     """The canonical line of a request: log, `/gateway/requests/ID`, status page. Holds no prompt, answer or key."""
-    timeline, is_stream = x.timeline, x.is_stream
+    timeline, is_stream = x.timeline, x.is_seen  # also a plain request that went up as a stream
     record: dict[str, object] = {
         "time": time.time(),
         "request_id": x.request_id,
@@ -226,8 +226,9 @@ def record_of(x: Exchange, segments: Segments, usage: Usage | None, causes: list
         "status": x.status or None,
         "outcome": x.outcome,
         "reason": x.reason,
-        "stream": is_stream,
+        "stream": x.is_stream,
         "attempts": x.attempts,
+        "failures": x.failures,
         "changes": x.changes,
         "budget": x.budget_action,
         "verdict": x.verdict,

@@ -16,8 +16,11 @@ from prometheus_client import CollectorRegistry
 from gateway import asgi
 from gateway.account import Account
 from gateway.metrics import Metrics
+from gateway.pending import PendingBook
 from gateway.proxy import Proxy
 from gateway.runtime import Runtime
+from gateway.store import make_store
+from gateway.tending import tend
 from gateway.upstream.watch import Watch
 from gateway.web.api import control_plane
 from gateway.wire.headers import header_value
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gateway.app")
 
 HEALTH_PATHS = frozenset(("/health", "/healthz", "/readyz"))
+PENDING_PATH = "/gateway/pending/"
 CONTROL_PATHS = HEALTH_PATHS | {"/metrics", "/gateway"}
 FIRST_PROBES_S = 1.0  # to know each upstream's engine before the first request, when it can be known
 GC_THRESHOLD = 50_000  # allocations between collections; requests leave few cycles behind (latency-methods §8)
@@ -66,9 +70,12 @@ class Gateway:
         self.account = Account(self.metrics, write=write_log)
         self.watch = Watch(loop_time=lambda: asyncio.get_running_loop().time(), client=probe_client)
         runtime = Runtime(settings, self.account, clock, connect=connect, header=header_value)
-        self.proxy = Proxy(runtime, self.account, self.watch, clock)
+        self.store = make_store(settings.store, settings.pending)
+        self.store.on_state = self._store_changed
+        self.pendings = PendingBook(settings.pending, self.store, self.metrics.pending, clock)
+        self.proxy = Proxy(runtime, self.account, self.watch, self.pendings, clock)
         self._control = control_plane(self)
-        self._background: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
         return f"<Gateway {self.proxy.running} running, {len(self.runtime.upstreams)} upstreams>"
@@ -94,7 +101,9 @@ class Gateway:
         admin = self.admin_port
         if admin is None or port is None:
             return is_known
-        return True if port == admin else path in HEALTH_PATHS
+        if port == admin:
+            return True
+        return path in HEALTH_PATHS or path.startswith(PENDING_PATH)  # callers come back where they were told so
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         if scope["type"] == "lifespan":
@@ -110,10 +119,16 @@ class Gateway:
 
     async def start(self) -> None:
         """Starts probing; returns when each upstream was asked once or a second has passed."""
-        self._background = asyncio.get_running_loop().create_task(
-            self.watch.run(lambda: self.runtime.upstreams.values()),  # noqa: PLW0108  a reload changes the runtime
-            name="watch",
-        )
+        loop = asyncio.get_running_loop()
+        await self.store.open()
+        self._background = [
+            loop.create_task(
+                self.watch.run(lambda: self.runtime.upstreams.values()),  # noqa: PLW0108  a reload changes the runtime
+                name="watch",
+            ),
+            loop.create_task(tend(lambda: self.runtime, self.watch, self.clock), name="tend"),
+            loop.create_task(self.pendings.run(), name="pending"),
+        ]
         try:
             async with asyncio.timeout(FIRST_PROBES_S):
                 await self.watch.first_round.wait()
@@ -125,14 +140,19 @@ class Gateway:
 
     async def stop(self) -> None:
         """Stops probing and closes every upstream connection."""
-        if self._background is not None:
-            self._background.cancel()
-            await asyncio.gather(self._background, return_exceptions=True)
-            self._background = None
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._background = []
+        await self.pendings.stop()
+        await self.store.close()
         for state in self.runtime.upstreams.values():
             state.pool.abort()
         await self.watch.close()
         self.metrics.flush()
+
+    def _store_changed(self, is_up: bool) -> None:
+        self.metrics.degraded.set(0 if is_up else 1)
 
     def begin_drain(self) -> None:
         """From now on not ready; what runs goes on."""
@@ -145,6 +165,7 @@ class Gateway:
             settings, self.account, self.clock, connect=self._connect, previous=old, header=header_value
         )
         old.retire(self.proxy.runtime)
+        self.pendings.limits = settings.pending
         self.account.keep_only(self.runtime.routes.keys(), self.runtime.upstreams.keys())
         self.metrics.reloads["ok"].inc()
         log.info("configuration reloaded: %d routes, %d upstreams", len(settings.routes), len(settings.upstreams))

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors import GatewayError, Internal, UpstreamBadResponse, UpstreamError, UpstreamTimeout
+from gateway.errors import (
+    BudgetExceeded,
+    CircuitOpen,
+    GatewayError,
+    Internal,
+    UpstreamBadResponse,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from gateway.upstream.connection import OUR_FAULT
 
 if TYPE_CHECKING:
-    from gateway.config import Timeouts
+    from collections.abc import Sequence
+
+    from gateway.config import Budget, Timeouts
     from gateway.metrics import Outcome
     from gateway.policy.deadline import Action
     from gateway.upstream.connection import Lost
     from gateway.upstream.http1 import ResponseHead
 
+LONGEST_WAIT_S: Final = 60  # clients wait this long for a Retry-After, and no longer (client-contract §7)
 CUTS: Final = frozenset(("body_cut", "reset_mid", "no_finish", "bad_framing"))
 """Reasons that mean: an answer began and did not come to its end."""
 
 _TIMEOUT_REASONS: Final = {
     "first_token": "first_token_timeout", "idle": "stall", "total": "total_timeout", "write_stall": "write_stall",
+    "deadline": "caller_deadline",
 }  # fmt: skip
 _LOST: Final = {
     "eof_no_bytes": "closed the connection without an answer",
@@ -72,6 +85,13 @@ def unfinished() -> UpstreamBadResponse:
     return UpstreamBadResponse("The model server ended its stream without finishing the answer.", reason="no_finish")
 
 
+def too_large_to_assemble() -> UpstreamBadResponse:
+    return UpstreamBadResponse(
+        "The answer is too large to be put together; ask for it as a stream, or switch `stream_upstream` off.",
+        reason="response_too_large",
+    )
+
+
 def nothing_came() -> UpstreamBadResponse:
     return UpstreamBadResponse("The model server's stream ended before its first event.", reason="no_finish")
 
@@ -107,6 +127,8 @@ def too_slow(action: Action, limits: Timeouts, upstream: str | None) -> Upstream
         "idle": f"upstream `{upstream}` was silent for {limits.idle_ms} ms in the middle of its answer "
         "(`timeouts.idle_ms`)",
         "total": f"the request took longer than {limits.total_ms} ms (`timeouts.total_ms`)",
+        "deadline": "the time that the caller gave this request is over (`x-request-timeout-ms`, "
+        "`x-stainless-read-timeout` and the like)",
         "write_stall": f"upstream `{upstream}` did not take the request within 30 s",
     }[action]
     return UpstreamTimeout(
@@ -115,8 +137,36 @@ def too_slow(action: Action, limits: Timeouts, upstream: str | None) -> Upstream
     )
 
 
+def our_reason(reason: str) -> bool:
+    """Whether a failure is this program's or the caller's own doing, which says nothing about the upstream."""
+    return reason in (OUR_FAULT, "caller_deadline", "ttft_budget_exceeded", "draining")
+
+
+def circuit_open(upstreams: Sequence[str], wait_s: float) -> CircuitOpen:
+    """Every breaker that could let this request through is open; names them and when to come back."""
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(upstreams))
+    seconds = max(1, ceil(wait_s))
+    return CircuitOpen(
+        f"The circuit breaker of upstream {names} is open after repeated failures; nothing was sent there. "
+        f"Try again in about {seconds} s; `/gateway/status` says why it opened.",
+        retry_after_s=min(seconds, 120),
+        should_retry=seconds <= LONGEST_WAIT_S,
+    )
+
+
+def budget_exceeded(budget: Budget, upstream: str) -> BudgetExceeded:
+    """The route would rather refuse than wait (`on_exceed: fail`)."""
+    return BudgetExceeded(
+        f"Upstream `{upstream}` gave no first token within {budget.ttft_ms} ms (`budget.ttft_ms`), and this route "
+        "answers then instead of waiting. Try again later.",
+        retry_after_s=2,
+    )
+
+
 def outcome_of(error: GatewayError) -> Outcome:
     """What a request that ends in this error is booked as."""
+    if isinstance(error, BudgetExceeded):
+        return "budget_failed"
     if isinstance(error, UpstreamTimeout):
         return "upstream_timeout"
     if isinstance(error, UpstreamBadResponse) and error.reason in CUTS:

@@ -15,7 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, f
 
 Secret = SecretStr
 Engine = Literal["auto", "vllm", "sglang", "llamacpp", "ollama", "openai"]
-OnExceed = Literal["wait", "heartbeat"]
+OnExceed = Literal["wait", "heartbeat", "pending", "fallback", "hedge", "fail"]
+Balance = Literal["auto", "round_robin", "least_inflight", "prefix"]
+BreakerMode = Literal["on", "metrics_only", "off"]
 Thinking = Literal["client", "off", "on"]
 
 DEFAULT_ROUTE_NAME = "default"
@@ -108,6 +110,33 @@ class Tls(Model):
     verify: bool = True
 
 
+class Breaker(Model):
+    """Circuit breaker of one upstream, one per model (fault-catalogue 3.2); names are resilience4j's."""
+
+    mode: Annotated[BreakerMode, BeforeValidator(_switch)] = "on"
+    failure_rate_threshold: float = Field(50, gt=0, le=100)  # %; opens at or above
+    slow_call_rate_threshold: float = Field(80, gt=0, le=100)  # %
+    slow_call_duration_ms: int = Field(10_000, ge=1)  # TTFT; slow above this and above 3 × what was predicted
+    consecutive_failures: int = Field(3, ge=1)  # ejects one upstream of several, whatever the rates
+    minimum_calls: int = Field(10, ge=1)
+    window_s: float = Field(30, gt=0)
+    wait_open_ms: int = Field(5_000, ge=1)  # doubles each time in a row
+    max_wait_open_ms: int = Field(60_000, ge=1)
+    half_open_calls: int = Field(2, ge=1)  # a cold GPU must not get ten
+
+
+class Warmup(Model):
+    """Requests that an upstream answers before it takes live traffic (latency-methods §4)."""
+
+    enabled: bool = False
+    model: str | None = None  # None: the first of the server's own list
+    prompt_tokens: tuple[int, ...] = (16, 512, 2049)
+    streams: tuple[int, ...] = (1, 2, 3, 8, 16)
+    decode_tokens: int = Field(32, ge=1, le=4096)
+    body: dict[str, Any] = {}  # fields added to every request: tools, response_format, chat_template_kwargs …
+    timeout_s: float = Field(300, gt=0)
+
+
 class Upstream(Model):
     """One model server."""
 
@@ -117,13 +146,20 @@ class Upstream(Model):
     api_key: Secret | None = None
     max_inflight: int | None = Field(None, ge=1)
     max_connections: int = Field(1024, ge=1)
-    queue_wait_ms: int = Field(2000, ge=0)  # waiting for a connection slot; fault-catalogue 5.0
+    max_queue: int | None = Field(None, ge=0)  # requests that wait for a slot; None: as many as `max_inflight`
+    max_queue_wait_ms: int = Field(2000, ge=0)  # waiting for a slot; fault-catalogue 5.0
     keep_alive_s: float = Field(3, ge=0)  # vLLM closes idle connections at 5 s, so ours must go first; 0: no reuse
     max_connection_age_s: float = Field(300, gt=0)  # so that a changed address behind a name is found
     tls: Tls = Tls()
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     include_usage: Literal["auto", "always", "never"] = "auto"
-    warmup: bool = False
+    warmup: Warmup = Warmup()
+    breaker: Breaker = Breaker()
+
+    @field_validator("warmup", mode="before")
+    @classmethod
+    def _warmup_or_not(cls, value: object) -> object:
+        return {"enabled": value} if isinstance(value, bool) else value
 
     @field_validator("url")
     @classmethod
@@ -216,7 +252,24 @@ class Budget(Model):
     ttft_ms: int | None = Field(None, ge=1)
     ttfv_ms: int | None = Field(None, ge=1)
     on_exceed: OnExceed = "heartbeat"
+    fallback: str | None = None  # a route or an upstream; also asked when no upstream of the route can be used
     heartbeat_ms: int = Field(10_000, ge=50)  # no interactive connection is silent longer; latency-methods §7
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fallback_in_one_place(cls, data: Any) -> Any:
+        """`on_exceed: {fallback: NAME}` says the same as `on_exceed: fallback` with `fallback: NAME`."""
+        if isinstance(data, dict) and isinstance(data.get("on_exceed"), dict):
+            inner = data["on_exceed"]
+            if set(inner) == {"fallback"} and "fallback" not in data:
+                return {**data, "on_exceed": "fallback", "fallback": inner["fallback"]}
+        return data
+
+    @model_validator(mode="after")
+    def _fallback_is_named(self) -> Self:
+        if self.on_exceed == "fallback" and self.fallback is None:
+            raise ValueError("`on_exceed: fallback` needs `fallback`, the name of a route or an upstream")
+        return self
 
 
 class Timeouts(Model):
@@ -244,6 +297,10 @@ class Route(Model):
     budget: Budget = Budget()
     timeouts: Timeouts = Timeouts()
     rescue: bool = False
+    balance: Balance = "auto"
+    idempotent: bool | None = None  # None: by endpoint; True or False: a request may, or may not, be sent twice
+    pending: Literal["allow", "always", "never"] = "allow"
+    stream_upstream: bool = False  # plain calls go up as streams and are put together here
     open_paths: tuple[str, ...] = ()  # server paths outside the data plane that this route lets through
 
     @field_validator("upstreams", mode="before")
@@ -259,6 +316,15 @@ class Cors(Model):
     max_age_s: int = Field(600, ge=0)
 
 
+class Pending(Model):
+    """Bounds of the answers that callers come back for."""
+
+    max_result_mb: float = Field(8, gt=0)
+    max_total_mb: float = Field(256, gt=0)
+    max_count: int = Field(1000, ge=1)
+    ttl_s: float = Field(600, gt=0)  # after the end
+
+
 class Settings(Model):
     """The whole configuration."""
 
@@ -267,15 +333,21 @@ class Settings(Model):
     keys: tuple[Key, ...] = ()
     upstreams: dict[str, Upstream] = Field(min_length=1)
     routes: tuple[Route, ...] = ()
-    store: str = "memory"
+    pending: Pending = Pending()
+    store: str = Field(
+        "memory", repr=False
+    )  # may hold a password; or valkey://host:6379/0, redis://… (extra `firsttoken[valkey]`)
     cors: Cors = Cors()
     log: Literal["auto", "json", "text"] = "auto"
 
     @field_validator("store")
     @classmethod
     def _store_is_known(cls, value: str) -> str:
-        if value != "memory":
-            raise ValueError("only `memory` is available in this version")
+        if value == "memory":
+            return value
+        parts = urlsplit(value)
+        if parts.scheme not in ("valkey", "valkeys", "redis", "rediss") or not parts.hostname:
+            raise ValueError("must be `memory` or an address like valkey://host:6379/0 (redis:// too)")
         return value
 
     @model_validator(mode="before")
@@ -306,6 +378,9 @@ class Settings(Model):
                 f"route `{route.name}`: no upstream is called `{u}`" for u in route.upstreams if u not in self.upstreams
             ]
             found += [f"route `{route.name}`: no key is called `{k}`" for k in route.match.keys if k not in keys]
+            other = route.budget.fallback
+            if other is not None and (other == route.name or (other not in names and other not in self.upstreams)):
+                found.append(f"route `{route.name}`: `fallback` needs another route or an upstream; `{other}` is none")
         for key in self.keys:
             found += [f"key `{key.name}`: no route is called `{r}`" for r in key.routes or () if r not in names]
         if not self.keys and self.auth is None and not is_loopback(self.listen.host):

@@ -210,10 +210,8 @@ def _key_warnings(settings: Settings) -> Iterator[_Warning]:
 
 
 def _upstream_warnings(settings: Settings) -> Iterator[_Warning]:
-    used = {name for route in settings.routes for name in route.upstreams}
+    used = {name for route in settings.routes for name in (*route.upstreams, route.budget.fallback)}
     for name, upstream in settings.upstreams.items():
-        if upstream.warmup:
-            yield ("upstreams", name, "warmup"), _NOT_ENFORCED, None
         if upstream.is_tls and not upstream.tls.verify:
             yield ("upstreams", name, "tls", "verify"), "the server's certificate is not checked", None
         if name not in used:

@@ -17,7 +17,10 @@ from gateway.wire.headers import Headers, first, sane_request_id
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.attempt import Attempt
+    from gateway.config import Budget
     from gateway.metrics import Outcome
+    from gateway.policy.heartbeat import BeatClock
     from gateway.wire.kinds import Kind
     from gateway.wire.plain import PlainAnswer
     from gateway.wire.stream import StreamReader
@@ -45,9 +48,15 @@ class Call(Protocol):
     received_ns: int
     body_ns: int  # 0 until the body is complete
 
-    is_started: bool
-    is_paused: bool  # the client takes nothing at the moment
-    stalled: bool  # it took nothing for so long that its connection was cut
+    @property
+    def is_started(self) -> bool: ...
+    @property
+    def is_paused(self) -> bool:
+        """The client takes nothing at the moment."""
+
+    @property
+    def stalled(self) -> bool:
+        """It took nothing for so long that its connection was cut."""
 
     @property
     def is_gone(self) -> bool: ...
@@ -104,10 +113,11 @@ class Exchange:
     """Everything known about one request. Filled by the phases of `proxy.py`, read by `account.py`."""
 
     __slots__ = (
-        "api", "attempts", "budget_action", "changes", "cleaned", "cors", "error", "is_stream",
-        "key_name", "kind", "max_tokens", "model", "outcome", "path", "plain", "reader", "reason", "request_id",
-        "route", "rtt_ns", "status", "thinking_asked", "timeline", "trace_id", "upstream",
-        "verdict",
+        "api", "attempts", "beats", "budget", "budget_action", "changes", "cleaned", "cors", "deadline",
+        "error", "failures", "first_byte_deadline", "headers", "is_detached", "is_opted_in", "is_seen",
+        "is_stream", "key_name", "kind", "max_tokens", "model", "outcome", "path", "plain", "read_timeout_ms",
+        "reader", "reason", "request_id", "route", "rtt_ns", "status", "thinking_asked", "timeline", "trace_id",
+        "upstream", "verdict", "wants_usage",
     )  # fmt: skip
 
     def __init__(self, call: Call) -> None:
@@ -118,6 +128,18 @@ class Exchange:
         self.kind: Kind = "opaque"
         self.api: Api = "openai"
         self.is_stream = False
+        self.is_seen = False
+        """The upstream answers as a stream, so that its tokens can be seen, whatever the caller gets."""
+        self.is_opted_in = False
+        """The caller takes 202 and comes back for the answer."""
+        self.is_detached = False
+        self.budget: Budget | None = None  # None until a route was found
+        self.headers = call.headers
+        self.beats: BeatClock | None = None  # made when the first sign of life may be due
+        self.read_timeout_ms: int | None = None  # what the caller's library bears between two bytes
+        self.wants_usage = False  # the caller asked for a usage chunk
+        self.deadline = 0  # the caller's own, monotonic ns; 0: none
+        self.first_byte_deadline = 0  # of a caller that only limits silence
         self.model: str | None = None  # as the caller named it
         self.route: str | None = None
         self.upstream: str | None = None
@@ -127,6 +149,7 @@ class Exchange:
         self.cleaned: dict[str, int] = {}
         self.thinking_asked = "client"
         self.attempts = 0
+        self.failures: list[str] = []  # `upstream=reason` of attempts that did not answer
         self.budget_action: str | None = None
         self.reader: StreamReader | None = None
         self.plain: PlainAnswer | None = None
@@ -153,8 +176,19 @@ class Exchange:
     def settle(self, outcome: Outcome, reason: str | None = None) -> None:
         """Decides how the request ended: once, the first word counts."""
         if self.outcome is None:
-            self.outcome = outcome
+            self.outcome = "pending_done" if outcome == "complete" and self.is_detached else outcome
             self.reason = reason
+
+    def adopt(self, attempt: Attempt) -> None:
+        """This attempt's answer is the one that is judged, sent and booked."""
+        self.upstream = attempt.state.name
+        self.is_seen = attempt.is_seen
+        self.reader = attempt.reader
+        self.plain = attempt.plain
+        self.changes = attempt.changes
+        self.thinking_asked = attempt.thinking_asked
+        self.max_tokens = attempt.max_tokens
+        self.timeline.header = attempt.header
 
 
 def new_request_id() -> str:

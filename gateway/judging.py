@@ -6,19 +6,17 @@ import logging
 from typing import TYPE_CHECKING
 
 from gateway.errors import GatewayError, UpstreamBadResponse
+from gateway.wire.kinds import JSON_KINDS
 from gateway.wire.plain import read_plain
 from gateway.wire.reader import verdict_of
 
 if TYPE_CHECKING:
     from gateway.account import Account
+    from gateway.attempt import Attempt
     from gateway.exchange import Exchange
-    from gateway.runtime import RouteState
     from gateway.upstream.http1 import ResponseHead
-    from gateway.upstream.state import UpstreamState
 
 log = logging.getLogger("gateway.judging")
-
-_JSON_KINDS = frozenset(("chat", "completions", "responses", "messages", "embeddings"))
 
 
 class Verdicts:
@@ -29,7 +27,7 @@ class Verdicts:
 
     def plain(self, x: Exchange, body: bytes) -> str | None:
         """Reads a whole answer once; its verdict."""
-        if x.kind not in _JSON_KINDS or x.is_stream:
+        if x.kind not in JSON_KINDS or x.is_stream:
             return None
         if x.plain is None:
             x.plain = read_plain(x.kind, body, max_tokens=x.max_tokens, is_thinking_off=x.thinking_asked == "off")
@@ -38,7 +36,7 @@ class Verdicts:
     def problem_of(self, x: Exchange, head: ResponseHead, body: bytes) -> GatewayError | None:
         """Why a plain answer with a good status cannot be passed on, if so."""
         encoding = head.get(b"content-encoding")
-        if x.kind not in _JSON_KINDS or (encoding is not None and encoding.lower() != b"identity"):
+        if x.kind not in JSON_KINDS or (encoding is not None and encoding.lower() != b"identity"):
             return None
         self._read(x, body)
         has_error = x.plain is not None and x.plain.error is not None
@@ -51,6 +49,17 @@ class Verdicts:
                 "The upstream answered with something that is not JSON; is `url` really a model server's?",
                 reason="content_type",
             )
+        if has_error or x.plain is None:
+            return None
+        if not x.plain.is_json:
+            return UpstreamBadResponse(
+                "The model server's answer is not whole JSON; it may have broken off. Its log says why.",
+                reason="bad_json",
+            )
+        if b'"choices"' in body and x.kind in ("chat", "completions") and not x.plain.parts:  # SDKs index into them
+            return UpstreamBadResponse(
+                "The upstream answered without any choices; its log may say why.", reason="no_choices"
+            )
         return None
 
     def status_of(self, x: Exchange, status: int) -> int:
@@ -59,41 +68,41 @@ class Verdicts:
             return x.plain.error.status or 502
         return status
 
-    def book_plain(self, x: Exchange, route: RouteState, state: UpstreamState) -> None:
+    def book_plain(self, x: Exchange, attempt: Attempt) -> None:
         plain = x.plain
         if plain is None or plain.error is not None:
             return
         x.verdict = plain.verdict
-        self._check_switch(x, route, state, has_reasoning=plain.has_reasoning)
+        self._check_switch(x, attempt, has_reasoning=plain.has_reasoning)
 
-    def budget(self, x: Exchange, route: RouteState, now: int) -> None:
+    def budget(self, x: Exchange, now: int) -> None:
         """Whether a stream was over a first-token budget: by the instants of its tokens, not by when a timer looked."""
         reader = x.reader
-        if x.budget_action is not None or reader is None or not x.is_stream:
+        limits = x.budget
+        if x.budget_action is not None or reader is None or not x.is_seen or limits is None:
             return
-        limits = route.config.budget
         for limit_ms, seen in ((limits.ttft_ms, reader.t_token), (limits.ttfv_ms, reader.t_visible)):
             if limit_ms is not None and (seen or now) - x.timeline.recv > limit_ms * 1_000_000:
-                x.budget_action = limits.on_exceed
+                x.budget_action = "wait" if limits.on_exceed == "wait" else "heartbeat"
 
-    def stream(self, x: Exchange, route: RouteState, state: UpstreamState) -> None:
+    def stream(self, x: Exchange, attempt: Attempt) -> None:
         """After a stream: its verdict if it came to its end, and whether the thinking switch worked."""
         reader = x.reader
         if reader is None or not x.is_stream:
             return
-        if x.outcome == "complete":
+        if x.outcome in ("complete", "pending_done"):
             x.verdict = verdict_of(reader, max_tokens=x.max_tokens, is_thinking_off=x.thinking_asked == "off")
-        self._check_switch(x, route, state, has_reasoning=reader.has_reasoning)
+        self._check_switch(x, attempt, has_reasoning=reader.has_reasoning)
 
     def _read(self, x: Exchange, body: bytes) -> None:
         if x.plain is None:
             x.plain = read_plain(x.kind, body, max_tokens=x.max_tokens, is_thinking_off=x.thinking_asked == "off")
 
-    def _check_switch(self, x: Exchange, route: RouteState, state: UpstreamState, *, has_reasoning: bool) -> None:
+    def _check_switch(self, x: Exchange, attempt: Attempt, *, has_reasoning: bool) -> None:
         """`thinking: off` is measured, not believed (C085)."""
         if x.thinking_asked != "off" or not has_reasoning or x.verdict == "misrouted":
             return
-        name = route.config.name
+        name, state = attempt.route.config.name, attempt.state
         self._account.route(name).violations["reasoning_seen"].inc()
         if name not in state.violations_seen:
             state.violations_seen.add(name)

@@ -129,7 +129,7 @@ class GatewayServer(Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._wait_for_requests(self.gateway.settings.listen.drain_timeout_s)
-        tasks = list(self.server_state.tasks)
+        tasks = list(self._tasks)
         if tasks:
             log.warning("ending %d requests that were still running", len(tasks))
             for task in tasks:
@@ -140,10 +140,15 @@ class GatewayServer(Server):
             connection.transport.close()
         await self.lifespan.shutdown()
 
+    @property
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        """Requests that run, with or without a connection that waits for them."""
+        return {*self.server_state.tasks, *self.gateway.pendings.tasks}
+
     async def _wait_for_requests(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + limit_s
-        while self.server_state.tasks and not self.force_exit and loop.time() < end:
+        while self._tasks and not self.force_exit and loop.time() < end:
             self._sweep()
             await asyncio.sleep(0.05)
 

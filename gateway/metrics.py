@@ -73,11 +73,18 @@ POLICY_KINDS: Final = (
     "usage",
     "floor_backed_off",
     "rescue",
+    "stream",
 )
 CLEAN_KINDS: Final = ("control", "dashes", "long_runs", "roles", "whitespace")
 VIOLATION_KINDS: Final = ("reasoning_seen", "switch_rejected")
 EMPTY_KINDS: Final = ("burnt_by_thinking", "empty", "misrouted")
-BUDGET_ACTIONS: Final = ("wait", "heartbeat", "fail")
+BUDGET_ACTIONS: Final = ("wait", "heartbeat", "pending", "fallback", "hedge", "fail")
+PENDING_RESULTS: Final = (
+    "created", "done", "failed", "cancelled", "expired", "joined", "refused", "withdrawn",
+)  # fmt: skip
+BREAKER_STATES: Final = ("closed", "half_open", "open", "disabled", "forced_open", "metrics_only")
+_BREAKER_LEVEL: Final = {"half_open": 1, "open": 2, "forced_open": 2}
+RATIO_BUCKETS: Final = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,12 @@ SPECS: Final = (
     Spec("overhead_seconds", Histogram, (), "The gateway's own time per request: reading done to upstream write, less connecting and waiting for a slot.", OWN_BUCKETS),
     Spec("tokens_total", Counter, ("route", "upstream", "kind"), "Tokens as the model server reported them."),
     Spec("budget_exceeded_total", Counter, ("route", "action"), "Requests whose first token was over the budget."),
+    Spec("pending", Gauge, (), "Requests that go on although their callers' connections were answered 202."),
+    Spec("pending_results_total", Counter, ("result",), "Pending requests: created, and what became of them."),
+    Spec("breaker_state", Gauge, ("upstream", "model"), "Circuit breaker: 0 closed, 1 half-open, 2 open.", mode="livemax"),
+    Spec("breaker_transitions_total", Counter, ("upstream", "model", "to"), "Circuit breaker changes of state."),
+    Spec("estimate_ratio", Histogram, ("route",), "Time to first token over what was predicted when the request was sent.", RATIO_BUCKETS),
+    Spec("shared_state_degraded", Gauge, (), "1 while the shared store cannot be reached and each replica is on its own.", mode="livemax"),
     Spec("inflight", Gauge, ("upstream",), "Requests at an upstream now."),
     Spec("upstream_connections", Gauge, ("upstream", "state"), "Connections to an upstream now."),
     Spec("upstream_connects_total", Counter, ("upstream", "reused", "failed"), "Connections taken for a request."),
@@ -122,11 +135,12 @@ METRIC_NAMES: Final = tuple(f"gateway_{spec.name}" for spec in SPECS)
 _LABELS: Final = {spec.name: spec.labels for spec in SPECS}
 
 FAILURE_REASONS: Final = (
-    "dns", "connect_refused", "connect_timeout", "connect_failed", "tls", "queue_timeout", "reset_no_bytes", "eof_no_bytes",
+    "dns", "connect_refused", "connect_timeout", "connect_failed", "tls", "queue_full", "queue_timeout", "reset_no_bytes", "eof_no_bytes",
     "reset_mid", "eof_in_head", "body_cut", "not_http", "bad_framing", "bad_header", "bad_status", "unexpected_101",
     "interim_flood", "head_too_large", "surplus_bytes", "content_type", "mode_mismatch", "redirect", "content_encoding",
     "first_byte_timeout", "first_token_timeout", "stall", "total_timeout", "write_stall", "no_finish", "stream_error",
-    "http_4xx", "http_5xx", "stale_reconnect", "other",
+    "http_4xx", "http_5xx", "stale_reconnect", "response_too_large", "caller_deadline", "bad_json", "no_choices",
+    "other",
 )  # fmt: skip
 
 
@@ -227,6 +241,8 @@ class Metrics:
         self.overhead = self.distribution("overhead_seconds")
         self.loop_lag = self.distribution("loop_lag_seconds")
         self.level("build_info", __version__).set(1)
+        self.pending = PendingMeters(self)
+        self.degraded = self.level("shared_state_degraded")
         self.reloads = self.counts("config_reloads_total", (), ("ok", "failed"))
 
     def route(self, route: str) -> RouteMeters:
@@ -317,6 +333,15 @@ class RouteMeters:
         self.clean_changes = metrics.counts("clean_changes_total", (route,), CLEAN_KINDS)
         self.violations = metrics.counts("thinking_violations_total", (route,), VIOLATION_KINDS)
         self.empty_answers = metrics.counts("empty_answers_total", (route,), EMPTY_KINDS)
+        self.estimate_ratio = metrics.distribution("estimate_ratio", route)
+
+
+class PendingMeters:
+    """What is counted of requests whose callers took 202."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.running = metrics.level("pending")
+        self.results = metrics.counts("pending_results_total", (), PENDING_RESULTS)
 
 
 class PairMeters:
@@ -362,6 +387,16 @@ class UpstreamMeters:
         if known is None:
             known = self._causes[cause, source] = self._metrics.distribution("wait_seconds", self._name, cause, source)
         return known
+
+    def breaker_made(self, model: str) -> None:
+        """Series that begin with 0, so that the first change shows in a rate."""
+        self._metrics.level("breaker_state", self._name, model).set(0)
+        self._metrics.counts("breaker_transitions_total", (self._name, model), BREAKER_STATES)
+
+    def breaker_moved(self, model: str, old: str, new: str) -> None:  # noqa: ARG002
+        """A circuit breaker changed its state; `model` is a name of the configuration, or `other`."""
+        self._metrics.level("breaker_state", self._name, model).set(_BREAKER_LEVEL.get(new, 0))
+        self._metrics.count("breaker_transitions_total", self._name, model, new).inc()
 
     def failure(self, reason: str) -> None:
         (self._failures.get(reason) or self._failures["other"]).inc()

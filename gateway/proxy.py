@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final
 
+from gateway.answering import Answering
 from gateway.catalogue import answer_models
 from gateway.complaints import our_fault, outcome_of
 from gateway.errors import (
@@ -21,47 +22,55 @@ from gateway.errors import (
     Overloaded,
     RouteForbidden,
     Unauthorized,
-    UpstreamUnavailable,
     body_of,
+    event_of,
     headers_of,
 )
 from gateway.exchange import ClientGone, Exchange, Room, Share
-from gateway.policy.balance import Candidate, order
-from gateway.policy.routes import canonical_hint, may_use, normalise_path
-from gateway.reply import Reply, known_fields
+from gateway.judging import Verdicts
+from gateway.paths import METHODS, endpoint_of, is_open, is_served, kind_below, no_such_path, path_of_model
+from gateway.patience import closing_beat
+from gateway.policy.limits import NO_LIMITS, NO_PREFERENCE, caller_limits, preference
+from gateway.policy.routes import may_use, normalise_path
+from gateway.reply import known_fields
 from gateway.sending import Prepared, Sender
+from gateway.trying import Crew, Trial
 from gateway.wire.body import DECISIVE, RequestBody, read_object
-from gateway.wire.headers import as_json, for_upstream, label_value
-from gateway.wire.kinds import Kind, kind_of
+from gateway.wire.headers import as_json, first, for_upstream, label_value
+from gateway.wire.kinds import JSON_KINDS, Kind
 from gateway.wire.opaque import model_in, readable
 from gateway.wire.thinking import strip_nothinking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from gateway.account import Account
-    from gateway.config import Key, Route
+    from gateway.config import Key
     from gateway.exchange import Call
-    from gateway.relay import Relay
+    from gateway.held import HeldCall
+    from gateway.pending import PendingBook
     from gateway.runtime import RouteState, Runtime
-    from gateway.upstream.state import UpstreamState
     from gateway.upstream.watch import Watch
 
 log = logging.getLogger("gateway.proxy")
 
-JSON_KINDS: frozenset[Kind] = frozenset(("chat", "completions", "responses", "messages", "embeddings"))
+PENDING_BUDGET_MS: Final = 2000  # for a caller that takes 202 where nobody set a budget (latency-methods §7, short)
 STREAM_KINDS: frozenset[Kind] = frozenset(("chat", "completions", "responses", "messages"))
 
 
 class Proxy:
     """Serves data-plane requests. Holds no state of a request."""
 
-    def __init__(self, runtime: Runtime, account: Account, watch: Watch, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, runtime: Runtime, account: Account, watch: Watch, pendings: PendingBook, clock: Callable[[], int]
+    ) -> None:
         self.runtime = runtime
+        self.pendings = pendings
         self._account = account
         self._watch = watch
         self._clock = clock
-        self._sender = Sender(account, clock)
+        verdicts = Verdicts(account)
+        self._crew = Crew(account, Sender(account, verdicts, clock), Answering(verdicts, clock), clock)
         self._room = Room()
         self.running = 0
 
@@ -73,26 +82,32 @@ class Proxy:
     async def handle(self, call: Call) -> None:
         """One request, from its head to its account. Never raises but for the cancellation of its task from outside."""
         x = Exchange(call)
-        leaving = Leaving(call)
+        leaving = Leaving()
+        await self._guarded(x, call, leaving, self._serve(x, call, leaving))
+
+    async def _guarded(self, x: Exchange, call: Call, leaving: Leaving, work: Coroutine[object, object, None]) -> None:
         self.running += 1
         try:
-            await self._serve(x, call, leaving)
+            await work
         except ClientGone:
             x.settle("client_cancelled")
         except GatewayError as error:
             self._refuse(x, call, error)
         except asyncio.CancelledError:
+            if leaving.is_handed_over:
+                raise
             if not call.is_gone:
-                self._refuse(x, call, _draining(), leaving.relay)
+                self._refuse(x, call, _draining(), leaving.trial)
                 raise
             x.settle("client_cancelled")
         except Exception as error:
             log.exception("internal error in request %s", x.request_id, exc_info=error)
-            self._refuse(x, call, our_fault(), leaving.relay)
+            self._refuse(x, call, our_fault(), leaving.trial)
         finally:
             self.running -= 1
-            call.watch(None)
-            self._book(x)
+            if not leaving.is_handed_over:
+                call.watch(None)
+                self._book(x)
 
     async def _serve(self, x: Exchange, call: Call, leaving: Leaving) -> None:
         runtime = self.runtime
@@ -110,6 +125,7 @@ class Proxy:
             body = self._understand(x, raw)
             route, rest = self._match(x, call, path, runtime)
             self._admit(key, route)
+            self._set_terms(x, call, route)
             is_read = body is not None
             sent = body.raw if body is not None else raw  # without a byte-order mark
             headers = for_upstream(call.headers)
@@ -117,24 +133,75 @@ class Proxy:
                 headers = as_json(headers)
             prepared = Prepared(route, rest, sent, body, headers, call, share, is_read)
             del raw, body, sent
-            reply = await self._try_upstreams(x, prepared, leaving)
+            if x.is_opted_in:
+                await self._hold(x, call, prepared, key, leaving)
+            else:
+                await self._answer(x, prepared, leaving)
         finally:
-            share.give_back()
+            if not leaving.is_handed_over:
+                share.give_back()
+
+    async def _answer(self, x: Exchange, prepared: Prepared, leaving: Leaving, held: HeldCall | None = None) -> None:
+        """Pick, send, wait, relay: the attempts, and what comes of them."""
+        fallback = self.runtime.fallback_of(prepared.route)
+        trial = leaving.trial = Trial(
+            x, prepared, self._crew, self.runtime.fleet, fallback, held.detach if held is not None else None
+        )
+        if held is not None:
+            held.recording.describe = trial.describe
+        reply = await trial.run()
         if reply is not None:
-            reply.send(x, call, self._clock())
+            reply.send(x, prepared.call, self._clock())
+
+    # hold: a caller that comes back for its answer
+
+    async def _hold(self, x: Exchange, call: Call, prepared: Prepared, key: Key | None, leaving: Leaving) -> None:
+        """The request goes on in a task of its own; this one ends with the connection's answer."""
+        if (first(call.headers, b"x-stainless-retry-count") or b"0") != b"0":
+            running = await self.pendings.running_like(key, x.path, prepared.raw)
+            if running is not None:
+                self._join(x, call, running)
+                return
+        held = self.pendings.hold(call, x, key, prepared.raw, model=x.model)
+        prepared.call = held
+        leaving.is_handed_over = True
+        self.pendings.spawn(self._carry(x, held, prepared))
+        await held.released
+
+    async def _carry(self, x: Exchange, held: HeldCall, prepared: Prepared) -> None:
+        leaving = Leaving()
+        held.watch(leaving)
+        try:
+            await self._guarded(x, held, leaving, self._answer(x, prepared, leaving, held))
+        finally:
+            prepared.share.give_back()
+            self.pendings.end(held, x)
+
+    def _join(self, x: Exchange, call: Call, entry_id: str) -> None:
+        """The same request of the same caller runs already: an SDK's retry shall not start it twice."""
+        recording = self.pendings.find(entry_id)
+        if recording is not None and recording.call is not None:
+            recording.call.detach()
+        headers, body = self.pendings.announcement_of(entry_id, x)
+        self.pendings.note_joined()
+        x.status = 202
+        x.settle("complete", "joined")
+        call.start(202, headers, len(body))
+        call.write(body)
+        call.end()
 
     # accept
 
     def _accept(self, x: Exchange, call: Call, runtime: Runtime) -> str:
         """The path as routes know it, with the kind of endpoint noted. Nothing was read yet."""
-        path = normalise_path(call.path) or _path_of_model(call.path)
+        path = normalise_path(call.path) or path_of_model(call.path)
         endpoint = endpoint_of(path) if path is not None else None
-        if path is None or (endpoint is None and not _is_open(path, runtime)):
-            raise _no_such_path(call.path)
+        if path is None or (endpoint is None and not is_open(path, runtime)):
+            raise no_such_path(call.path)
         x.kind = kind_below(path) or "opaque"
         if x.kind == "messages" or path.endswith("/v1/messages/count_tokens"):
             x.api = "anthropic"
-        allowed = _METHODS.get(endpoint, ("POST",))
+        allowed = METHODS.get(endpoint, ("POST",))
         if call.method not in allowed:
             raise MethodNotAllowed(
                 f"{call.method} is not served here; use {allowed[-1]}.", headers={"allow": ", ".join(allowed)}
@@ -172,6 +239,9 @@ class Proxy:
         model = body.data.get("model")
         x.model = model if isinstance(model, str) else None
         x.is_stream = body.data.get("stream") is True and x.kind in STREAM_KINDS
+        if x.is_stream:
+            options = body.data.get("stream_options")
+            x.wants_usage = isinstance(options, dict) and options.get("include_usage") is True
         return body
 
     # match and admit
@@ -188,8 +258,8 @@ class Proxy:
             raise NoRoute(
                 f"No route takes {what}." + (f" Known models: {names}." if names else " See `firsttoken check`.")
             )
-        if not _is_served(found.rest, found.route):
-            raise _no_such_path(call.path)
+        if not is_served(found.rest, found.route):
+            raise no_such_path(call.path)
         x.route = found.route.name
         return runtime.routes[found.route.name], found.rest
 
@@ -199,38 +269,43 @@ class Proxy:
                 f"Key `{key.name}` does not open route `{route.config.name}`; ask for it, or use another model."
             )
 
-    # pick, send, wait, relay
-
-    async def _try_upstreams(self, x: Exchange, prepared: Prepared, leaving: Leaving) -> Reply | None:
-        """The next upstream is asked only while nothing has left this host (class R0)."""
-        *before, last = self._pick(prepared.route)
-        for state in before:
-            try:
-                return await self._sender.send(x, prepared, state, leaving)
-            except (UpstreamUnavailable, Overloaded) as error:
-                state.meters.failure(error.reason)
-        return await self._sender.send(x, prepared, last, leaving)
-
-    def _pick(self, route: RouteState) -> list[UpstreamState]:
-        if len(route.upstreams) == 1:
-            return list(route.upstreams)
-        route.turn += 1
-        by_name = {state.name: state for state in route.upstreams}
-        candidates = [Candidate(state.name, state.is_up, state.inflight) for state in route.upstreams]
-        return [by_name[name] for name in order(candidates, route.turn)]
+    def _set_terms(self, x: Exchange, call: Call, route: RouteState) -> None:
+        """How long this request may take, and what happens when its first token is late: the route's word, and the
+        caller's own where it gave one."""
+        budget = x.budget = route.config.budget
+        limits = caller_limits(call.headers)
+        x.read_timeout_ms = limits.read_timeout_ms
+        if limits is not NO_LIMITS and limits.deadline_ms is not None:
+            end = x.timeline.recv + limits.deadline_ms * 1_000_000
+            if limits.is_silence:
+                x.first_byte_deadline = end
+            else:
+                x.deadline = end
+        wish = preference(call.headers)
+        if wish is NO_PREFERENCE and route.config.pending != "always":
+            return
+        may_pend = route.config.pending != "never" and x.kind in JSON_KINDS
+        x.is_opted_in = may_pend and (wish.accepts_pending or route.config.pending == "always")
+        if wish.wait_s is not None:
+            x.budget = budget.model_copy(update={"ttft_ms": int(wish.wait_s * 1000)})
+        elif x.is_opted_in and budget.ttft_ms is None:
+            x.budget = budget.model_copy(update={"ttft_ms": PENDING_BUDGET_MS})
 
     # errors
 
-    def _refuse(self, x: Exchange, call: Call, error: GatewayError, relay: Relay | None = None) -> None:
+    def _refuse(self, x: Exchange, call: Call, error: GatewayError, trial: Trial | None = None) -> None:
         """The one place where an error becomes an answer."""
         x.error = error
-        if relay is not None and relay.break_off(error, self._clock()):
+        if trial is not None and trial.break_off(error, self._clock()):
             return
         x.settle(outcome_of(error), error.reason)
         if call.is_gone:
             return
         if call.is_started:
-            call.abort()
+            if x.is_stream and not (trial is not None and trial.has_answered):  # a heartbeat committed the status
+                call.end(closing_beat(x) + event_of(error, x.api))
+            else:  # SDKs take a 200 with an error in it for an empty answer; a cut they notice
+                call.abort()
             return
         x.status = error.status
         body = body_of(error, x.api, x.request_id)
@@ -254,84 +329,30 @@ class Proxy:
 
 
 class Leaving:
-    """What the client's leaving means at the moment: while we wait for a connection, the end of the request's task;
-    while an answer is relayed, the relay's business."""
+    """What the client's leaving means at the moment: before there are attempts the end of the request's task, then the
+    attempts' business."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    __slots__ = ("_task", "is_handed_over", "trial")
+
+    def __init__(self) -> None:
         self._task = asyncio.current_task()
-        self.relay: Relay | None = None
+        self.trial: Trial | None = None
+        self.is_handed_over = False  # another task answers, accounts and gives everything back
 
     def on_client_gone(self) -> None:
-        if self.relay is not None:
-            self.relay.on_client_gone()
+        if self.trial is not None:
+            self.trial.on_client_gone()
         elif self._task is not None:
             self._task.cancel()
 
     def on_client_paused(self) -> None:
-        if self.relay is not None:
-            self.relay.on_client_paused()
+        if self.trial is not None:
+            self.trial.on_client_paused()
 
     def on_client_resumed(self) -> None:
-        if self.relay is not None:
-            self.relay.on_client_resumed()
+        if self.trial is not None:
+            self.trial.on_client_resumed()
 
 
 def _draining() -> GatewayError:
     return Overloaded("The gateway is shutting down; send the request again.", reason="draining", retry_after_s=1)
-
-
-_METHODS: dict[str | None, tuple[str, ...]] = {
-    "models": ("GET", "HEAD"),
-    None: ("GET", "POST"),
-    "stored": ("GET", "POST"),
-}
-
-
-def endpoint_of(path: str) -> Kind | Literal["models", "stored"] | None:
-    """What a path is for, whatever route prefix stands before it; None when it is not of the data plane."""
-    kind = kind_below(path)
-    if kind is not None:
-        return kind
-    start = path.find("/v1/")
-    below = path[start:] if start >= 0 else ""
-    if below == "/v1/models" or below.startswith("/v1/models/"):
-        return "models"
-    return "stored" if below.startswith("/v1/responses/") else None
-
-
-def kind_below(path: str) -> Kind | None:
-    """The kind of a data-plane path that a route's prefix may stand before."""
-    kind = kind_of(path)
-    if kind is not None:
-        return kind
-    slash = path.find("/", 1)
-    while slash > 0:  # a route's prefix may be several segments long
-        kind = kind_of(path[slash:])
-        if kind is not None:
-            return kind
-        slash = path.find("/", slash + 1)
-    return None
-
-
-def _path_of_model(path: str) -> str | None:
-    """The path of one model's entry, whose name may hold what no other path may (`org%2Fname`). It stays here."""
-    before, mark, name = path.partition("/v1/models/")
-    canonical = normalise_path(before + "/v1/models") if mark else None
-    return f"{canonical}/{name}" if canonical is not None and name else None
-
-
-def _no_such_path(path: str) -> NoRoute:
-    hint = canonical_hint(path) or (
-        "Inference endpoints are under /v1; a server's admin paths are closed unless a route opens them."
-    )
-    return NoRoute(f"There is no such path here. {hint}", reason="unknown_path")
-
-
-def _is_served(rest: str, route: Route) -> bool:
-    """Whether the path that would go upstream may: what stood before it was the route's prefix or nothing."""
-    return kind_of(rest) is not None or rest.startswith("/v1/responses/") or rest in route.open_paths
-
-
-def _is_open(path: str, runtime: Runtime) -> bool:
-    return any(path.endswith(opened) for opened in runtime.open_paths)

@@ -3,9 +3,14 @@
 Called straight from the upstream's `data_received`. Until something is certain, bytes are held:
 
     HELD      plain answers and error statuses (up to `HOLD_LIMIT`), and a stream until its first event: an error there
-              is an upstream error, not a token, and nothing has been promised to the caller yet
+              is an upstream error, not a token, and nothing of the upstream's has been promised to the caller yet.
+              While another upstream could still be asked, until its first token (fault-catalogue B22): a role chunk
+              that is out would forbid that
     PASSING   the head is out; each read costs one write to the client's transport, then a look at the bytes
     ENDED     the client has its answer; the upstream may still owe us its last chunk
+
+A heartbeat that goes out while bytes are held commits the status, not the upstream. Of several attempts the first
+one to commit answers: the gate decides.
 
 The request's task sleeps on `result` meanwhile. What it wakes up to is a `Result`; only what is still uncommitted
 then may be retried or turned into an error response.
@@ -26,15 +31,15 @@ from gateway.complaints import (
     unfinished,
     unusable_head,
 )
-from gateway.errors import GatewayError, event_of
-from gateway.patience import Patience
+from gateway.errors import GatewayError, UpstreamBadResponse, event_of, is_nested, payload_of
+from gateway.patience import Patience, closing_beat
 from gateway.wire.headers import Headers
-from gateway.wire.kinds import GENERATING
 from gateway.wire.sse import until_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.attempt import Attempt, Gate
     from gateway.config import Route
     from gateway.exchange import Call, Exchange
     from gateway.policy.deadline import Progress
@@ -45,11 +50,9 @@ if TYPE_CHECKING:
 
 HOLD_LIMIT = 256 * 1024  # a plain answer up to here is judged before it is sent; beyond, it streams through
 DRAIN_S = 1.0  # for the last chunk of an upstream that already said [DONE]
-KEEP_ALIVE = b": keep-alive\n\n"
-PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 State = Literal["held", "passing", "ended"]
-Kind = Literal["sent", "held", "stream_error", "failed", "lost", "gone"]
+Kind = Literal["sent", "held", "stream_error", "failed", "lost", "gone", "outrun"]
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class Result:
     failed        an answer that cannot be used, nothing sent: `error`
     lost          the connection broke before anything was sent: `lost`
     gone          the client left
+    outrun        another attempt was first; nothing of this one was sent
     """
 
     kind: Kind
@@ -75,23 +79,33 @@ class Relay:
     """One attempt. Implements `upstream.connection.Sink`, `exchange.CallWatcher` and `patience.Waiting`."""
 
     __slots__ = (
-        "_body_size", "_call", "_connection", "_exchange", "_head", "_head_for", "_held", "_patience", "_raw",
-        "_seen_others", "_state", "_stripper", "_to_trailer", "reader", "result",
+        "_attempt", "_awaits_token", "_body_size", "_call", "_connection", "_exchange", "_gate", "_head",
+        "_head_for", "_held", "_holds", "_is_error_told", "_patience", "_raw", "_seen_others", "_state", "_stripper",
+        "_to_trailer", "reader", "result",
     )  # fmt: skip
 
     def __init__(
         self,
         exchange: Exchange,
+        attempt: Attempt,
+        gate: Gate,
         call: Call,
         route: Route,
         reader: StreamReader,
-        stripper: UsageStripper | None,
+        *,
         head_for: Callable[[ResponseHead | None], Headers],
         clock: Callable[[], int],
+        stripper: UsageStripper | None = None,
         trailer: Callable[[], bytes] | None = None,
+        holds: bool = False,
+        hedge_at: int = 0,
     ) -> None:
         self._exchange = exchange
+        self._attempt = attempt
+        self._gate = gate
         self._call = call
+        self._holds = holds
+        self._awaits_token = attempt.is_seen
         self.reader = reader
         self._stripper = stripper
         self._head_for = head_for
@@ -104,15 +118,17 @@ class Relay:
         self._body_size = 0
         self._raw = False  # compressed or of no kind that we read: relayed, not looked at
         self._seen_others = 0
-        self._patience = Patience(self, exchange, route, clock)
+        self._is_error_told = False
+        self._patience = Patience(self, exchange, route, clock, is_seen=attempt.is_seen)
+        self._patience.progress.hedge_at = hedge_at
 
     def __repr__(self) -> str:
         return f"<Relay {self._state}, {self._body_size} bytes>"
 
     @property
     def is_committed(self) -> bool:
-        """Something of an answer is out: nothing else may be tried."""
-        return self._state != "held" or self._call.is_started
+        """Something of the upstream's answer is out: nothing else may be tried."""
+        return self._state != "held"
 
     @property
     def is_over(self) -> bool:
@@ -137,20 +153,20 @@ class Relay:
     # From the upstream's connection
 
     def on_sent(self, now: int) -> None:
-        self._patience.progress.sent = now
+        self._patience.progress.sent = self._attempt.sent = now
         timeline = self._exchange.timeline
-        if not timeline.header and self._exchange.attempts <= 1:  # what is sent again is waited for, not gateway time
+        if not timeline.sent:  # what is sent again is waited for, not gateway time
             timeline.sent = now
 
     def on_head(self, head: ResponseHead, now: int) -> None:
         self._head = head
-        self._exchange.timeline.header = now
+        self._attempt.header = now
         if not self._patience.progress.sent:
             self.on_sent(now)  # an early answer, while the request was still being written
         is_opaque = self._exchange.kind == "opaque"
         self._raw = is_opaque or head.is_coded
         problem = unusable_head(
-            head, is_stream=self._exchange.is_stream, is_opaque=is_opaque, is_committed=self._is_sse_committed
+            head, is_stream=self._attempt.is_seen, is_opaque=is_opaque, is_committed=self._is_sse_committed
         )
         if problem is not None:
             self.fail(problem, now)
@@ -163,24 +179,57 @@ class Relay:
                 return
             stripper = self._stripper
             passed = data if stripper is None else stripper.feed(data)
-            if b"[DONE]" in passed:
-                self._pass_last(until_done(passed), data, now)
+            if b"[DONE]" in passed or b'"error"' in passed:
+                self._pass_odd(passed, data, now)
                 return
             self._call.write(passed)
             reader = self.reader
             reader.feed(data, now)
+            if self._awaits_token and reader.t_token:
+                self._note_token(now)
             if reader.is_done:
                 self._end_stream(now)
         elif self._state == "held":
             self._hold(data, now)
 
-    def _pass_last(self, passed: bytes, data: bytes, now: int) -> None:
-        """The read with the end mark: read first, so that it leaves in one write with the end of the body."""
-        self.reader.feed(data, now)
-        if self.reader.is_done:
+    def _note_token(self, now: int) -> None:
+        self._awaits_token = False
+        self._gate.on_token(self._attempt, now)
+        beats = self._exchange.beats
+        if beats is not None and beats.owes_status_done:
+            self._patience.look_again()
+
+    def _pass_odd(self, passed: bytes, data: bytes, now: int) -> None:
+        """A read that may hold an end mark or an error: looked at first, so that the one leaves in one write with the
+        end of the body, and the other in the shape that SDKs can read."""
+        reader = self.reader
+        reader.feed(data, now)
+        if self._awaits_token and reader.t_token:
+            self._note_token(now)
+        if reader.error is not None:
+            passed = self._with_readable_error(passed)
+        if b"[DONE]" in passed:
+            passed = until_done(passed)
+        if reader.is_done:
             self._end_stream(now, passed)
         else:  # the words of an answer
             self._call.write(passed)
+
+    def _with_readable_error(self, passed: bytes) -> bytes:
+        """A flat error is taken for an odd chunk, or ignored, by most clients (client-contract §5, §14.7)."""
+        error, exchange = self.reader.error, self._exchange
+        assert error is not None
+        if self._is_error_told or exchange.api != "openai":
+            return passed
+        self._is_error_told = True
+        if is_nested(error.data):
+            return passed
+        told = UpstreamBadResponse(error.message or "The model server reported an error.", code=error.code or None)
+        if error.data and error.data in passed:
+            return passed.replace(error.data, payload_of(told, exchange.api), 1)
+        mark = passed.rfind(b"data: [DONE]")  # its beginning is out already: once more, readable
+        mark = len(passed) if mark < 0 else mark
+        return passed[:mark] + event_of(told, exchange.api, is_last=False) + passed[mark:]
 
     def on_end(self, now: int) -> None:
         if self._state == "ended":
@@ -188,9 +237,6 @@ class Relay:
         elif self._head is not None and self._head.is_event_stream:
             self._stream_ended(now)
         elif self._state == "held":
-            if self._is_sse_committed and self._head is not None and self._head.status < 400:
-                self.fail(no_stream(), now)
-                return
             self._finish_unsent(Result("held", self._head, b"".join(self._held)), now)
         else:
             self._exchange.timeline.end = now
@@ -203,7 +249,7 @@ class Relay:
     def on_lost(self, lost: Lost, now: int) -> None:
         if self._state == "ended":
             self._finish(Result("sent"))
-        elif self._state == "held" and not self._is_sse_committed:
+        elif self._state == "held":
             self._finish_unsent(Result("lost", self._head, lost=lost), now)
         else:
             self._break(broken_off(lost), now)
@@ -214,6 +260,12 @@ class Relay:
         if self._state != "ended":
             self._exchange.settle("client_cancelled", "client_stalled" if self._call.stalled else None)
             self._finish(Result("gone"), close=True)
+
+    def outrun(self) -> None:
+        """Another attempt was first, or nobody wants this one any more: its connection closes at once."""
+        if not self.is_over:
+            self._state = "ended"
+            self._finish(Result("outrun"), close=True)
 
     def on_client_paused(self) -> None:
         self._patience.progress.is_paused = True
@@ -251,27 +303,40 @@ class Relay:
         elif self._body_size > HOLD_LIMIT:
             if self._exchange.is_stream and head.status < 400:
                 self.fail(no_stream(), now)
-            elif self._is_sse_committed:  # an error page must not be poured into an event stream
+            elif self._call.is_started and head.status >= 400:  # a heartbeat said 200: no page can be told any more
                 self.fail(refused_with(head.status), now)
             else:
                 self._raw = True
                 self._commit(now)
 
     def _hold_event(self, data: bytes, now: int) -> None:
-        """The beginning of a stream: held until its first event (or comment) is whole."""
+        """The beginning of a stream: held until its first event (or comment) is whole, or its first token came."""
         reader = self.reader
         reader.feed(data, now)
-        if reader.error is not None and not self._is_sse_committed:
+        if self._awaits_token and reader.t_token:
+            self._note_token(now)
+        if reader.error is not None:
             self._finish_unsent(Result("stream_error", self._head, b"".join(self._held)), now, close=True)
-        elif reader.events or reader.comments or self._body_size > HOLD_LIMIT or self._is_sse_committed:
-            self._commit(now)
-            if reader.is_done:
-                self._end_stream(now)
+        elif reader.is_done and reader.events == 1:  # nothing but the end mark
+            self.fail(nothing_came(), now)
+        elif self._may_commit() and self._commit(now) and reader.is_done:
+            self._end_stream(now)
 
-    def _commit(self, now: int) -> None:
-        """The head goes out, and with it what was held."""
+    def _may_commit(self) -> bool:
+        reader = self.reader
+        if self._body_size > HOLD_LIMIT:
+            return True
+        if self._holds:
+            return bool(reader.t_token) or reader.is_finished
+        return bool(reader.events or reader.comments) or self._is_sse_committed
+
+    def _commit(self, now: int) -> bool:
+        """The head goes out, and with it what was held. False: another attempt was first."""
         head = self._head
         assert head is not None
+        if not self._gate.claim(self._attempt, now):
+            self.outrun()
+            return False
         if not self._call.is_started:
             length = None if head.is_event_stream or self._stripper is not None else head.content_length
             self._exchange.status = head.status
@@ -284,6 +349,7 @@ class Relay:
         passed = data if self._stripper is None else self._stripper.feed(data)
         self._call.write(passed if self._raw or b"[DONE]" not in passed else until_done(passed))
         self._patience.progress.last_write = now
+        return True
 
     # Ends
 
@@ -300,13 +366,15 @@ class Relay:
         was_open = reader.is_open  # closing it forgets
         reader.close(now)
         if self._state == "held":
-            if reader.error is not None and not self._is_sse_committed:
+            if reader.error is not None:
                 self._finish_unsent(Result("stream_error", self._head, b"".join(self._held)), now)
                 return
-            if not reader.events and not self._is_sse_committed:
-                self.fail(nothing_came(), now)
+            is_cut = not (self._raw or reader.is_finished or reader.inspect_lost)
+            if not reader.events or (self._holds and is_cut):  # somebody else may still answer
+                self.fail(unfinished() if reader.events else nothing_came(), now)
                 return
-            self._commit(now)
+            if not self._commit(now):
+                return
         is_whole = self._raw or reader.is_done or reader.is_finished or reader.inspect_lost
         if not is_whole and reader.error is None:
             self._break(unfinished(), now, is_open=was_open)
@@ -342,7 +410,7 @@ class Relay:
         self._finish(Result("sent"), close=True)
 
     def fail(self, error: GatewayError, now: int) -> None:
-        """An answer that cannot be used; told in the stream if a heartbeat committed it, else left to the task."""
+        """An answer that cannot be used: told in the answer that went out already, else left to the task."""
         if self.is_committed:
             self._break(error, now)
         else:
@@ -357,7 +425,7 @@ class Relay:
         is_stream = (self._head is not None and self._head.is_event_stream) or self._is_sse_committed
         if is_stream and not (self._raw and self._state == "passing"):
             opening = b"\n\n" if is_open or self.reader.is_open else b""
-            self._call.write(opening + event_of(error, exchange.api))
+            self._call.write(opening + closing_beat(exchange) + event_of(error, exchange.api))
             if self._to_trailer is not None:
                 self._call.write(self._to_trailer())
             self._call.end()
@@ -383,6 +451,7 @@ class Relay:
         reader, head = self.reader, self._head
         is_passing = self._state == "passing"
         progress.token = reader.t_token or (now if self._raw and is_passing else 0)
+        progress.visible = reader.t_visible
         last, others = reader.t_last, reader.events - reader.token_events + reader.comments
         if self._raw:
             others = self._body_size
@@ -395,16 +464,25 @@ class Relay:
                 progress.last_write = max(progress.last_write, last)
         progress.can_beat = (
             not self._raw
-            and (head is None or (head.is_event_stream and head.status < 400))
-            and not reader.is_open
-            and not reader.saw_id
-            and self._exchange.kind in GENERATING
+            and (head is None or head.status < 400)
+            and (not is_passing or (self._exchange.is_stream and not reader.is_open and not reader.saw_id))
             and not progress.is_paused
+            and not self._exchange.is_detached
+            and self._gate.leads(self._attempt)
         )
 
-    def beat(self) -> None:
-        """Keeps the caller's and every hop's idle timers quiet; the first one commits the response to be a stream."""
+    def budget_passed(self, now: int) -> None:
+        self._gate.on_budget(self._attempt, now)
+
+    def hedge_due(self, now: int) -> None:
+        self._gate.on_hedge_due(now)
+
+    def estimate_ms(self, now: int) -> int | None:
+        return self._gate.estimate_ms(self._attempt, now)
+
+    def beat(self, data: bytes) -> None:
+        """Keeps the caller's and every hop's idle timers quiet; the first one commits the status."""
         if not self._call.is_started:
             self._exchange.status = 200
-            self._call.start(200, self._head_for(self._head), None)
-        self._call.write(PING if self._exchange.api == "anthropic" else KEEP_ALIVE)
+            self._call.start(200, self._head_for(None), None)
+        self._call.write(data)

@@ -25,7 +25,8 @@ def reload_now(gateway: Gateway) -> list[str]:
         listen = {"host": bound.host, "port": bound.port, "admin": bound.admin}
         loaded = load(gateway.source, os.environ, listen=listen, auth=gateway.auth)
         wanted = load(gateway.source, os.environ, listen=gateway.listen_arguments, auth="none").settings.listen
-        gateway.apply(_bound(loaded.settings, bound))
+        store = gateway.settings.store
+        gateway.apply(_bound(loaded.settings, bound).model_copy(update={"store": store}))
     except ConfigProblems as bad:
         return _refused(gateway, [str(problem) for problem in bad.problems])
     except (OSError, ValueError) as error:  # a certificate file that is not there, or is none
@@ -35,6 +36,8 @@ def reload_now(gateway: Gateway) -> list[str]:
         log.warning("%s", warning)
     if (wanted.host, wanted.port, wanted.admin) != (bound.host, bound.port, bound.admin):
         log.warning("`listen.host`, `listen.port` and `listen.admin` take effect after a restart")
+    if loaded.settings.store != store:
+        log.warning("`store` takes effect after a restart: requests that run are known to the one in use")
     return []
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.errors import GatewayError, UpstreamBadResponse, event_of
+from gateway.patience import closing_beat
 from gateway.timing.timeline import server_timing
 from gateway.wire.headers import Headers, for_client, header_value
 
@@ -17,24 +18,27 @@ if TYPE_CHECKING:
 
 STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+JSON = (b"content-type", b"application/json")
 
 
 def response_headers(
     x: Exchange, route: RouteState, state: UpstreamState, head: ResponseHead | None, now: int
 ) -> Headers:
     """The upstream's own fields that may pass, and ours. `head` None: a heartbeat starts the answer before it came."""
-    passed = for_client(head.headers) if head is not None else [EVENT_STREAM]
+    passed = for_client(head.headers) if head is not None else [EVENT_STREAM if x.is_stream else JSON]
     if x.is_stream and (head is None or head.status < 400):
         passed = [field for field in passed if field[0] != b"cache-control"] + STREAM_HEADERS
-        if x.reader is not None:
-            x.timeline.event, x.timeline.token = x.reader.t_event, x.reader.t_token
-            x.timeline.visible = x.reader.t_visible
+    if x.is_seen and x.reader is not None:
+        x.timeline.event, x.timeline.token = x.reader.t_event, x.reader.t_token
+        x.timeline.visible = x.reader.t_visible
     passed += [
         (b"x-request-id", x.request_id.encode("ascii")),
         (b"x-gateway-route", route.name_header),
         (b"x-gateway-upstream", header_value(state.name)),
         (b"x-gateway-attempts", b"%d" % x.attempts),
     ]
+    if x.failures:
+        passed.append((b"x-gateway-failures", header_value(", ".join(x.failures))))
     if x.changes:
         passed.append((b"x-gateway-changes", header_value(", ".join(x.changes))))
     timing = server_timing(x.timeline, now)
@@ -53,6 +57,8 @@ def known_fields(x: Exchange, runtime: Runtime) -> Headers:
     if x.upstream is not None:
         fields.append((b"x-gateway-upstream", header_value(x.upstream)))
         fields.append((b"x-gateway-attempts", b"%d" % x.attempts))
+    if x.failures:
+        fields.append((b"x-gateway-failures", header_value(", ".join(x.failures))))
     if x.changes:
         fields.append((b"x-gateway-changes", header_value(", ".join(x.changes))))
     return fields
@@ -70,8 +76,13 @@ class Reply:
         """Head and body in one write; inside a stream that a heartbeat started, an error becomes its last event."""
         if call.is_gone:
             return
-        if call.is_started:
-            call.write(event_of(self.as_error(), x.api))
+        if call.is_started and x.is_stream:
+            call.write(closing_beat(x) + event_of(self.as_error(), x.api))
+        elif call.is_started and self.status >= 400:  # after newlines: only a cut is no empty answer to an SDK
+            call.abort()
+            return
+        elif call.is_started:
+            call.write(self.body)
         else:
             x.status = self.status
             call.start(self.status, self.headers, len(self.body))

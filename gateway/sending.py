@@ -1,5 +1,5 @@
 """One request at one upstream: shaped for it, sent, and sent again where a rule of `again.py` allows it, which is only
-while the caller has nothing yet."""
+while the caller has nothing of an answer yet. Whether another upstream is asked is `trying.py`'s to decide."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import orjson
-
 from gateway.again import Allowed, Edited, Rule, rule_for
-from gateway.complaints import no_answer
-from gateway.errors import Overloaded, UpstreamBadResponse, UpstreamUnavailable, body_of
-from gateway.exchange import ClientGone
-from gateway.judging import Verdicts
+from gateway.answering import is_answer, refusal_of, timing_comment
+from gateway.complaints import too_slow
+from gateway.errors import Overloaded, UpstreamUnavailable
+from gateway.gathering import GatheringRelay
 from gateway.policy.clean import clean_body, may_need_cleaning
 from gateway.policy.shape import Shaped, shape
 from gateway.relay import Relay, Result
-from gateway.reply import Reply, masked, response_headers
+from gateway.reply import response_headers
 from gateway.upstream.http1 import request_head
+from gateway.wire.assemble import Assembler, can_assemble, stream_fields
 from gateway.wire.body import RequestBody, read_object
 from gateway.wire.engines import wants_usage
 from gateway.wire.headers import first, label_value, sane_traceparent
-from gateway.wire.kinds import GENERATING, Kind
+from gateway.wire.kinds import GENERATING, JSON_KINDS, Kind
+from gateway.wire.plain import read_plain
 from gateway.wire.reader import reader_for
 from gateway.wire.strip import UsageStripper
 
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.account import Account
+    from gateway.attempt import Attempt, Gate
     from gateway.config import Clean
     from gateway.exchange import Call, Exchange, Share
-    from gateway.proxy import Leaving
+    from gateway.judging import Verdicts
     from gateway.runtime import RouteState
+    from gateway.timing.prompts import Prompt
     from gateway.upstream.http1 import ResponseHead
     from gateway.upstream.state import UpstreamState
     from gateway.wire.headers import Headers
@@ -57,6 +59,7 @@ class Prepared:
     share: Share
     is_read: bool = False  # a JSON object that routes may change
     is_cleaned: bool = False
+    prompt: Prompt | None = None
 
     def free(self) -> None:
         """The answer has begun, so nothing will be sent again: a body is not held for the length of a stream (C079)."""
@@ -65,17 +68,27 @@ class Prepared:
         self.share.give_back()
 
 
+@dataclass(slots=True, frozen=True)
+class Terms:
+    """How one attempt stands beside others."""
+
+    holds: bool = False  # something else could be tried: nothing goes out before the first token
+    hedge_at: int = 0
+
+
 class Sender:
     """Sends prepared requests. Holds no state of a request."""
 
-    def __init__(self, account: Account, clock: Callable[[], int]) -> None:
+    def __init__(self, account: Account, verdicts: Verdicts, clock: Callable[[], int]) -> None:
         self._account = account
         self._clock = clock
-        self._verdicts = Verdicts(account)
+        self._verdicts = verdicts
 
-    async def send(self, x: Exchange, prepared: Prepared, state: UpstreamState, leaving: Leaving) -> Reply | None:
-        """The answer to send, or None when it was relayed. Raises `GatewayError`, `ClientGone`."""
-        x.upstream = state.name
+    async def ask(self, x: Exchange, prepared: Prepared, attempt: Attempt, gate: Gate, terms: Terms) -> None:
+        """One attempt from its shaping to its end: sets `attempt.result`, or `attempt.error` when it got no answer."""
+        state = attempt.state
+        if gate.leads(attempt):
+            x.upstream = state.name
         if prepared.route.cleans and not prepared.is_cleaned and prepared.body is not None:
             prepared.is_cleaned = True
             if may_need_cleaning(prepared.body.raw, prepared.route.config.clean):
@@ -84,24 +97,34 @@ class Sender:
         allowed = Allowed(thinking=model not in state.refuses_switch, usage=model not in state.refuses_usage)
         spare: tuple[Result, list[str]] | None = None  # an answer that a rescue may turn out to be no better than
         while True:  # ends: every rule sends again once at most
-            shaped = self._shape(x, prepared, state, allowed)
+            shaped = self._shape(x, prepared, attempt, allowed)
             edited = Edited(shaped.is_thinking_edited, shaped.is_floor_raised, shaped.is_usage_added)
-            attempt = self._attempt(x, prepared, shaped.body, edited.usage, state, allowed, leaving)
+            if gate.leads(attempt):
+                x.adopt(attempt)
+            sending = self._send_once(x, prepared, attempt, shaped.body, edited.usage, allowed, gate, terms)
             del shaped  # a body is held where it is sent from, and by `prepared` until the answer begins
             try:
-                result = await attempt
-            except (UpstreamUnavailable, Overloaded):
+                attempt.result = await sending
+            except (UpstreamUnavailable, Overloaded) as error:
                 if spare is None:
-                    raise
-                result, x.changes = spare
-            rule = self._rule(x, prepared, allowed, edited, result)
+                    is_late = 0 < x.deadline <= self._clock()
+                    attempt.error = (
+                        too_slow("deadline", attempt.route.config.timeouts, state.name) if is_late else error
+                    )
+                    return
+                attempt.result, attempt.changes = spare
+            if not gate.wants(attempt):  # another one answers, and the body is gone
+                attempt.result = Result("outrun")
+                return
+            rule = self._rule(x, prepared, attempt, allowed, edited)
             if rule is None:
-                if spare is not None and not _is_answer(result):
-                    result, x.changes, x.plain = *spare, None
-                self._learn(x, state, allowed, result)
-                return self._outcome(x, prepared, state, result)
+                if spare is not None and not is_answer(attempt.result):
+                    (attempt.result, attempt.changes), attempt.plain = spare, None
+                self._learn(x, attempt, allowed)
+                _read(x, attempt)
+                return
             if rule == "rescue":
-                spare = (result, x.changes)
+                spare = (attempt.result, attempt.changes)
             allowed.apply(rule)
 
     # before
@@ -116,38 +139,40 @@ class Sender:
         if x.cleaned:
             prepared.raw = raw
             prepared.body = RequestBody(prepared.raw, body.data)
-            x.changes.append("clean=" + "+".join(f"{step}:{count}" for step, count in x.cleaned.items()))
 
-    def _shape(self, x: Exchange, prepared: Prepared, state: UpstreamState, allowed: Allowed) -> Shaped:
-        body = prepared.body
+    def _shape(self, x: Exchange, prepared: Prepared, attempt: Attempt, allowed: Allowed) -> Shaped:
+        body, state, route = prepared.body, attempt.state, attempt.route.config
+        cleaned = "+".join(f"{step}:{count}" for step, count in x.cleaned.items())
+        attempt.changes = ["clean=" + cleaned] if cleaned else []
         if body is None:
             if not prepared.is_read:
                 return Shaped.untouched(prepared.raw)
             body = read_object(prepared.raw, frozenset())
         if len(prepared.raw) > LARGE_BYTES:
             prepared.body = None
+        attempt.is_seen = x.is_stream
+        if route.stream_upstream and not x.is_stream and x.kind in ("chat", "completions"):
+            attempt.asked = {**route.defaults, **body.data, **route.override}
+            attempt.is_seen = can_assemble(x.kind, attempt.asked, state.engine)
         shaped = shape(
             body,
-            route=prepared.route.config,
+            route=route,
             upstream=state.config,
             engine=state.engine,
             kind=x.kind,
-            add_usage=allowed.usage and self._needs_usage(state),
+            add_usage=allowed.usage and x.is_stream and self._needs_usage(state),
             allow_thinking=allowed.thinking,
             allow_floor=allowed.floor,
             rescue=allowed.rescue,
+            stream=stream_fields(body.data) if attempt.is_seen and not x.is_stream else None,
         )
-        cleaning = [change for change in x.changes if change.startswith("clean=")]
-        x.changes = [
-            *cleaning,
-            *shaped.changes,
-            *sorted(f"sent_again={rule}" for rule in allowed.done if rule != "reconnect"),
-        ]
-        if shaped.warning and prepared.route.config.name not in state.warned:
-            state.warned.add(prepared.route.config.name)
-            log.warning("route `%s`, upstream `%s`: %s", prepared.route.config.name, state.name, shaped.warning)
-        x.thinking_asked = shaped.thinking_asked
-        x.max_tokens = shaped.max_tokens
+        attempt.changes += shaped.changes
+        attempt.changes += sorted(f"sent_again={rule}" for rule in allowed.done if rule != "reconnect")
+        if shaped.warning and route.name not in state.warned:
+            state.warned.add(route.name)
+            log.warning("route `%s`, upstream `%s`: %s", route.name, state.name, shaped.warning)
+        attempt.thinking_asked = shaped.thinking_asked
+        attempt.max_tokens = shaped.max_tokens
         return shaped
 
     def _needs_usage(self, state: UpstreamState) -> bool:
@@ -158,29 +183,40 @@ class Sender:
         call = prepared.call
         headers = [*prepared.headers, (b"x-request-id", x.attempt_id().encode("ascii"))]
         headers.append((b"traceparent", sane_traceparent(first(call.headers, b"traceparent")) or x.traceparent()))
+        if x.deadline:
+            left_ms = max(1, (x.deadline - self._clock()) // 1_000_000)
+            headers = [field for field in headers if field[0] not in _DEADLINES]
+            headers.append((b"x-envoy-expected-rq-timeout-ms", b"%d" % left_ms))
         target = (state.config.base_path + prepared.rest).encode("latin-1")
         if call.query:
             target += b"?" + call.query
         return request_head(call.method.encode("ascii"), target, state.head_lines, headers, length)
 
-    # one attempt
+    # one sending
 
-    async def _attempt(
+    async def _send_once(
         self,
         x: Exchange,
         prepared: Prepared,
+        attempt: Attempt,
         body: bytes,
         is_usage_added: bool,
-        state: UpstreamState,
         allowed: Allowed,
-        leaving: Leaving,
+        gate: Gate,
+        terms: Terms,
     ) -> Result:
-        route = prepared.route
-        x.plain = None  # of an earlier attempt
-        lease = await state.pool.acquire(fresh=allowed.fresh, timeout_s=route.config.timeouts.connect_ms / 1000)
+        state = attempt.state
+        attempt.plain = None  # of an earlier sending
+        attempt.header = 0
+        connect_s = attempt.route.config.timeouts.connect_ms / 1000
+        left_s = (x.deadline - self._clock()) / 1e9 if x.deadline else None
+        if left_s is not None:
+            connect_s = max(0.0, min(connect_s, left_s))
+        lease = await state.pool.acquire(fresh=allowed.fresh, timeout_s=connect_s, wait_limit_s=left_s)
         try:
+            if not gate.wants(attempt):  # another attempt was first meanwhile, and the body is gone
+                return Result("outrun")
             timeline = x.timeline
-            timeline.header = 0
             timeline.slot_wait_ns += lease.wait_ns
             if not x.attempts:
                 timeline.connect_start, timeline.connect_end = lease.connect_start, lease.connect_end
@@ -188,65 +224,85 @@ class Sender:
                 state.note_rtt(lease.connection.rtt_ns)
             x.rtt_ns = state.rtt_ns
             x.attempts += 1
-            kind = "reconnect" if allowed.fresh else "first" if x.attempts == 1 else "retry"
-            self._account.route(route.config.name).attempts[kind].inc()
-            relay = self._relay(x, prepared, state, is_usage_added=is_usage_added)
-            leaving.relay = relay
+            kind = "reconnect" if allowed.fresh else "retry" if allowed.done else attempt.kind
+            self._account.route(prepared.route.config.name).attempts[kind].inc()
+            if attempt.predictor is not None and attempt.ticket is None and prepared.prompt is not None:
+                attempt.ticket = attempt.predictor.begin(prepared.prompt, self._clock(), is_streaming=attempt.is_seen)
+            relay = attempt.relay = self._relay(x, prepared, attempt, gate, terms, is_usage_added=is_usage_added)
             state.meters.inflight.inc()
             try:
                 running = relay.run(lease.connection, self._head(x, prepared, state, len(body)), body)
                 del body
                 result = await running
+                attempt.relay = None  # not when it was cancelled: whoever did so has something to tell the caller
+                return result
             finally:
                 state.meters.inflight.dec()
-            leaving.relay = None
-            return result
         finally:
             state.pool.release(lease)
 
-    def _relay(self, x: Exchange, prepared: Prepared, state: UpstreamState, *, is_usage_added: bool) -> Relay:
-        route = prepared.route
-        reader = x.reader = reader_for(x.kind)
+    def _relay(
+        self, x: Exchange, prepared: Prepared, attempt: Attempt, gate: Gate, terms: Terms, *, is_usage_added: bool
+    ) -> Relay:
+        state = attempt.state
+        reader = attempt.reader = reader_for(x.kind)
+        if gate.leads(attempt):
+            x.reader = reader
 
         def head_for(head: ResponseHead | None) -> Headers:
-            prepared.free()
             if head is not None and head.is_coded and x.kind != "opaque":
                 state.meters.failure("content_encoding")  # relayed, but nothing in it can be read (C133)
-            return response_headers(x, route, state, head, self._clock())
+            return response_headers(x, attempt.route, state, head, self._clock())
 
         wants_trailer = x.is_stream and first(prepared.call.headers, b"x-gateway-timing") == b"trailer"
-        return Relay(
+        gathers = attempt.is_seen and not x.is_stream
+        relay = (GatheringRelay if gathers else Relay)(
             x,
+            attempt,
+            gate,
             prepared.call,
-            route.config,
+            attempt.route.config,
             reader,
-            UsageStripper() if is_usage_added and x.is_stream else None,
-            head_for,
-            self._clock,
-            (lambda: timing_comment(x)) if wants_trailer else None,
+            head_for=head_for,
+            clock=self._clock,
+            stripper=UsageStripper() if is_usage_added and x.is_stream else None,
+            trailer=(lambda: timing_comment(x)) if wants_trailer else None,
+            holds=terms.holds,
+            hedge_at=terms.hedge_at,
         )
+        if isinstance(relay, GatheringRelay):
+            relay.assembler = Assembler(x.kind, attempt.asked, state.engine)
+        return relay
 
     # after
 
-    def _rule(self, x: Exchange, prepared: Prepared, allowed: Allowed, edited: Edited, result: Result) -> Rule | None:
+    def _rule(self, x: Exchange, prepared: Prepared, attempt: Attempt, allowed: Allowed, edited: Edited) -> Rule | None:
         """The rule that sends it again, booked; None: this is the answer."""
-        if prepared.call.is_gone or prepared.call.is_started:
+        result = attempt.result
+        assert result is not None
+        if prepared.call.is_gone or result.kind in ("sent", "gone", "outrun"):
             return None
-        route = prepared.route.config
-        status, body = _refusal_of(x, result)
+        route = attempt.route.config
+        status, body = refusal_of(attempt)
         may_rescue = route.rescue and x.kind in GENERATING and not x.is_stream and result.kind == "held"
-        verdict = self._verdicts.plain(x, result.body) if may_rescue and status == 200 else None
+        verdict = None
+        if may_rescue and status == 200:
+            x.adopt(attempt)
+            verdict = self._verdicts.plain(x, result.body)
+            attempt.plain = x.plain
         rule = rule_for(result, status, body, edited, allowed, may_rescue=may_rescue, verdict=verdict)
-        meters = self._account.route(route.name)
+        meters = self._account.route(prepared.route.config.name)
         if rule == "without_thinking":
             meters.violations["switch_rejected"].inc()
         elif rule == "floor_backed_off" or rule == "rescue":
             meters.policy_changes[rule].inc()
         return rule
 
-    def _learn(self, x: Exchange, state: UpstreamState, allowed: Allowed, result: Result) -> None:
+    def _learn(self, x: Exchange, attempt: Attempt, allowed: Allowed) -> None:
         """Remembers what the server refuses, once leaving it out has helped."""
-        if not allowed.done or _refusal_of(x, result)[0] >= 400 or result.kind not in ("held", "sent"):
+        result, state = attempt.result, attempt.state
+        assert result is not None
+        if not allowed.done or refusal_of(attempt)[0] >= 400 or result.kind not in ("held", "sent"):
             return
         model = x.model or ""
         if "without_thinking" in allowed.done and model not in state.refuses_switch:
@@ -258,101 +314,20 @@ class Sender:
         if "without_usage" in allowed.done:
             state.refuses_usage.add(model)
 
-    def _outcome(self, x: Exchange, prepared: Prepared, state: UpstreamState, result: Result) -> Reply | None:
-        self._verdicts.budget(x, prepared.route, x.timeline.end or self._clock())
-        if result.kind == "gone":
-            raise ClientGone
-        if result.kind == "failed":
-            assert result.error is not None
-            raise result.error
-        if result.kind == "lost":
-            assert result.lost is not None
-            raise no_answer(result.lost, state.name)
-        if result.kind == "sent":
-            self._verdicts.stream(x, prepared.route, state)
-            return None
-        if result.kind == "stream_error":
-            return self._reply_to_stream_error(x, prepared, state, result)
-        return self._reply(x, prepared, state, result)
 
-    def _reply_to_stream_error(self, x: Exchange, prepared: Prepared, state: UpstreamState, result: Result) -> Reply:
-        """The stream's first event was an error and nothing went out: the caller gets it as a real status."""
-        error = x.reader.error if x.reader is not None else None
-        assert error is not None and result.head is not None
-        status = error.status or 502
-        if _is_nested(error.data):
-            body = error.data
-        else:
-            told = UpstreamBadResponse(error.message, status=status, code=error.code or None, reason="stream_error")
-            body = body_of(told, x.api, x.request_id)
-        fields = response_headers(x, prepared.route, state, result.head, self._clock())
-        headers = [(b"content-type", b"application/json"), *(field for field in fields if field[0] not in _STREAM_ONLY)]
-        x.settle("refused" if status < 500 else "upstream_error", "stream_error")
-        return Reply(status, headers, masked(body, state))
-
-    def _reply(self, x: Exchange, prepared: Prepared, state: UpstreamState, result: Result) -> Reply:
-        head, body = result.head, result.body
-        assert head is not None
-        status = head.status
-        if status < 400:
-            problem = self._verdicts.problem_of(x, head, body)
-            if problem is not None:
-                raise problem
-            status = self._verdicts.status_of(x, status)
-            self._verdicts.book_plain(x, prepared.route, state)
-            if not x.is_stream:
-                x.timeline.answer_whole(x.timeline.end)
-        headers = response_headers(x, prepared.route, state, head, self._clock())
-        if status < 400:
-            x.settle("complete")
-        else:
-            x.settle("refused" if status < 500 else "upstream_error", "http_4xx" if status < 500 else "http_5xx")
-            body = masked(body, state)
-        return Reply(status, headers, body)
+_DEADLINES = frozenset((b"x-request-timeout-ms", b"grpc-timeout", b"x-envoy-expected-rq-timeout-ms"))
 
 
-def _is_answer(result: Result) -> bool:
-    """A complete answer with a good status, or one that went out, or nobody there to have it."""
-    is_good = result.head is not None and result.head.status < 400
-    return result.kind in ("sent", "gone") or (result.kind == "held" and is_good)
+def _read(x: Exchange, attempt: Attempt) -> None:
+    """A whole answer is looked into here, so that the breaker hears of an error that came with status 200 (B19)."""
+    result = attempt.result
+    if result is None or result.kind != "held" or result.head is None or result.head.status >= 400:
+        return
+    if attempt.plain is None and x.kind in JSON_KINDS and not result.head.is_coded:
+        is_off = attempt.thinking_asked == "off"
+        attempt.plain = read_plain(x.kind, result.body, max_tokens=attempt.max_tokens, is_thinking_off=is_off)
 
 
 def _cleaned(body: RequestBody, rules: Clean, kind: Kind) -> tuple[dict[str, int], bytes]:
     document = body.document()
     return clean_body(document, body.data, rules, kind), document.apply()
-
-
-_STREAM_ONLY = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))
-
-
-def timing_comment(x: Exchange) -> bytes:
-    """The request's times as a comment block after the end of its stream (`x-gateway-timing: trailer`)."""
-    timeline, reader = x.timeline, x.reader
-    if reader is not None:
-        timeline.event, timeline.token = reader.t_event, reader.t_token
-        timeline.visible, timeline.last = reader.t_visible, reader.t_last
-    segments = timeline.segments()
-    fields = {f"{name}_ms": round(value / 1e6, 3) for name, value in segments._asdict().items()}
-    total: dict[str, object] = {"request_id": x.request_id, "e2e_ms": round(segments.total / 1e6, 3)}
-    for name, value in (("ttft_ms", timeline.ttft_ns), ("ttfv_ms", timeline.ttfv_ns)):
-        if value is not None:
-            total[name] = round(value / 1e6, 3)
-    return b": timing " + orjson.dumps({**total, **fields}) + b"\n\n"
-
-
-def _refusal_of(x: Exchange, result: Result) -> tuple[int, bytes]:
-    """Status and body of an answer that is complete and unsent, also of an error that came inside a stream."""
-    if result.kind == "held" and result.head is not None:
-        return result.head.status, result.body
-    if result.kind == "stream_error" and x.reader is not None and x.reader.error is not None:
-        return x.reader.error.status, x.reader.error.data
-    return 0, b""
-
-
-def _is_nested(data: bytes) -> bool:
-    """Whether an error is already `{"error": {…}}`, the one shape that every SDK can read."""
-    try:
-        payload = orjson.loads(data)
-    except ValueError:
-        return False
-    return isinstance(payload, dict) and isinstance(payload.get("error"), dict)

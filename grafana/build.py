@@ -1,6 +1,6 @@
 """The dashboard "First token" as code: `python -m grafana.build` writes grafana/dashboards/first-token.json.
 
-Change panels.py, queries.py or this file, run the command, commit all of it; a test compares them.
+Change panels.py, late.py, queries.py or this file, run the command, commit all of it; a test compares them.
 Here: what Grafana wants to read.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from grafana.panels import ROWS, Panel, Query
+from grafana.panel import Panel, Query
+from grafana.panels import ROWS
 
 TARGET = Path(__file__).parent / "dashboards" / "first-token.json"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -5,10 +5,8 @@ A panel whose metric has no `route` or no `upstream` label says so: the choice a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
-
+from grafana.late import LATE
+from grafana.panel import Panel, Query, quantiles
 from grafana.queries import (
     PAIR,
     ROUTE,
@@ -17,7 +15,6 @@ from grafana.queries import (
     level,
     or_zero,
     per_minute,
-    quantile,
     rate,
     segment,
     share,
@@ -29,35 +26,6 @@ BEFORE_WAIT = ("upload", "gateway", "connect")
 SEGMENTS = (*BEFORE_WAIT, "wait", "reasoning", "decode", "tail")
 CAUSES = ("network", "input", "queue", "prefill", "unexplained")
 FAILED = "upstream_error|upstream_truncated|upstream_timeout|budget_failed|internal_error"
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One line or bar of a panel; `legend` may use {{label}}."""
-
-    legend: str
-    expression: str
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One panel of a row."""
-
-    title: str
-    description: str
-    unit: str
-    queries: Sequence[Query]
-    kind: Literal["lines", "areas", "bars", "stat"] = "lines"  # areas and bars are stacked
-    width: int = 8  # of 24
-    height: int = 8
-    most: float | None = None  # upper end of the axis
-    warn_above: float | None = None  # a stat is orange from here on
-    alarm_above: float | None = None  # … and red from here on
-    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # a value's text and colour
-
-
-def quantiles(metric: str, *which: float, labels: str = PAIR, prefix: str = "") -> list[Query]:
-    return [Query(f"{prefix}p{round(q * 100)}", quantile(q, metric, labels)) for q in which]
 
 
 GLANCE = [
@@ -243,14 +211,6 @@ OUTCOMES = [
         kind="areas", width=12,
     ),
     Panel(
-        "Budget exceeded",
-        "Requests per minute whose first token was later than the route's budget, by what the route does about it. "
-        "Filtered by route only.",
-        "cpm",
-        [Query("{{route}}: {{action}}", per_minute("budget_exceeded_total", ROUTE, "route, action"))],
-        kind="areas",
-    ),
-    Panel(
         "Empty answers, unasked thinking",
         "Per minute. Empty answers have status 200 and nothing to see in them: "
         "burnt_by_thinking (thoughts used up max_tokens), misrouted (the answer came as a thought), empty. "
@@ -262,7 +222,7 @@ OUTCOMES = [
             Query("empty answer: {{kind}}", per_minute("empty_answers_total", ROUTE, "kind")),
             Query("thinking: {{kind}}", per_minute("thinking_violations_total", ROUTE, "kind")),
         ],
-        kind="areas",
+        kind="areas", width=12,
     ),
     Panel(
         "What policies changed",
@@ -273,7 +233,7 @@ OUTCOMES = [
             Query("{{kind}}", per_minute("policy_changes_total", ROUTE, "kind")),
             Query("clean: {{kind}}", per_minute("clean_changes_total", ROUTE, "kind")),
         ],
-        kind="areas",
+        kind="areas", width=12,
     ),
 ]  # fmt: skip
 
@@ -305,7 +265,7 @@ GATEWAY = [
         "Filtered by upstream only.",
         "short",
         [Query("{{state}}", level("upstream_connections", "state"))],
-        kind="areas",
+        kind="areas", width=12,
     ),
     Panel(
         "Connections taken",
@@ -317,16 +277,7 @@ GATEWAY = [
             Query("new", rate("upstream_connects_total", f'{UPSTREAM}, reused="false", failed="false"')),
             Query("failed", rate("upstream_connects_total", f'{UPSTREAM}, failed="true"')),
         ],
-        kind="areas",
-    ),
-    Panel(
-        "Attempts",
-        "Requests per second that were sent to model servers, by why. first: the usual case. "
-        "reconnect: a connection from the pool had died. retry: sent once more under another rule. "
-        "Filtered by route only.",
-        "reqps",
-        [Query("{{kind}}", rate("attempts_total", ROUTE, "kind"))],
-        kind="areas",
+        kind="areas", width=12,
     ),
     Panel(
         "Model servers",
@@ -357,6 +308,7 @@ ROWS = [
     ("At a glance", GLANCE),
     ("The first token", FIRST_TOKEN),
     ("The answer", ANSWER),
+    ("When it is late", LATE),
     ("How requests ended", OUTCOMES),
     ("The gateway itself", GATEWAY),
 ]

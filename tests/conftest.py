@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     asyncio.set_event_loop(None)
 
 
-SOCKET_FOLDERS = ("cases", "upstream", "serving", "vllm", "faults")
+SOCKET_FOLDERS = ("cases", "upstream", "serving", "vllm", "faults", "store")
 
 
 def pytest_asyncio_loop_factories(

@@ -48,7 +48,7 @@ def account() -> tuple[Account, Metrics, list[dict[str, object]]]:
 
 
 def stream(x: Exchange, *events: bytes, first: int = 10 * MS) -> None:
-    x.is_stream = True
+    x.is_stream = x.is_seen = True
     x.reader = reader_for("chat")
     for number, event in enumerate(events):
         x.reader.feed(event, first + number * MS)

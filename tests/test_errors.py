@@ -17,7 +17,8 @@ def classes(base: type[GatewayError] = GatewayError) -> list[type[GatewayError]]
 STATUSES = {
     "BadRequest": 400, "BodyTooLarge": 413, "ClientTooSlow": 408, "MethodNotAllowed": 405, "Unauthorized": 401,
     "RouteForbidden": 403, "NoRoute": 404, "UpstreamUnavailable": 503, "UpstreamBadResponse": 502,
-    "UpstreamTimeout": 504, "Overloaded": 503, "Internal": 500, "UpstreamError": 500,
+    "UpstreamTimeout": 504, "Overloaded": 503, "CircuitOpen": 503, "BudgetExceeded": 503, "Internal": 500,
+    "UpstreamError": 500,
 }  # fmt: skip
 ANTHROPIC = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",

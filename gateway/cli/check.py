@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli import CommandError, config_path
-from gateway.config import Budget, Clean, MaxTokens, Route, Settings, Upstream
+from gateway.config import Clean, MaxTokens, Route, Settings, Upstream
 from gateway.configfile import ConfigProblems, Loaded, Problem, load
 from gateway.errors import BadRequest
 from gateway.policy.clean import clean_body
@@ -93,7 +93,7 @@ def _show_problems(console: Console, word: str, problems: Iterable[Problem], pat
 def _show_settings(console: Console, settings: Settings) -> None:
     upstreams = _table("upstream", "url", "engine", "family", "api key", "used by")
     for name, upstream in settings.upstreams.items():
-        users = ", ".join(route.name for route in settings.routes if name in route.upstreams)
+        users = ", ".join(_users_of(name, settings))
         has_key = "set" if upstream.api_key is not None else "–"
         _add_row(upstreams, name, upstream.url, upstream.engine, upstream.family, has_key, users or "–")
     routes = _table("route", "match", "upstreams", "model", "thinking", "max_tokens", "clean", "budget")
@@ -102,12 +102,12 @@ def _show_settings(console: Console, settings: Settings) -> None:
             routes,
             route.name,
             _match_text(route),
-            ", ".join(route.upstreams),
+            _upstreams_text(route),
             route.model or "as asked",
             route.thinking,
             _max_tokens_text(route.max_tokens),
             _clean_text(route.clean),
-            _budget_text(route.budget),
+            _budget_text(route),
         )
     console.print(upstreams)
     console.print(routes)
@@ -138,6 +138,22 @@ def _match_text(route: Route) -> str:
     return "; ".join(parts) or "everything"
 
 
+def _users_of(upstream: str, settings: Settings) -> Iterator[str]:
+    """The routes that ask an upstream; a fallback that is another route's name is that route's business."""
+    names = [route.name for route in settings.routes]
+    for route in settings.routes:
+        if upstream in route.upstreams:
+            yield route.name
+        elif route.budget.fallback == upstream and upstream not in names:
+            yield f"{route.name} (fallback)"
+
+
+def _upstreams_text(route: Route) -> str:
+    """Names; how one of them is chosen, where there is a choice."""
+    names = ", ".join(route.upstreams)
+    return f"{names} ({route.balance})" if len(route.upstreams) > 1 else names
+
+
 def _max_tokens_text(rules: MaxTokens) -> str:
     given = rules.model_dump(exclude_none=True)
     return ", ".join(f"{name} {value}" for name, value in given.items()) or "as asked"
@@ -150,11 +166,22 @@ def _clean_text(clean: Clean) -> str:
     return ", ".join(steps) or "off"
 
 
-def _budget_text(budget: Budget) -> str:
+def _budget_text(route: Route) -> str:
+    """Limits and what happens at them; then what holds besides, where it is not the default."""
+    budget = route.budget
     limits = [
         f"{name.removesuffix('_ms')} {value} ms" for name in ("ttft_ms", "ttfv_ms") if (value := getattr(budget, name))
     ]
-    return f"{', '.join(limits)}: {budget.on_exceed}" if limits else "none"
+    parts = [f"{', '.join(limits)}: {budget.on_exceed}" if limits else "none"]
+    if budget.fallback is not None and limits and budget.on_exceed == "fallback":
+        parts[0] += f" {budget.fallback}"
+    elif budget.fallback is not None:
+        parts.append(f"fallback {budget.fallback}")
+    if route.pending != "allow":
+        parts.append(f"pending {route.pending}")
+    if route.stream_upstream:
+        parts.append("plain calls as streams")
+    return "; ".join(parts)
 
 
 # -- the same as JSON ------------------------------------------------------------------------------------------------

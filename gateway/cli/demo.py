@@ -83,6 +83,7 @@ def as_json(takes: Sequence[Take], language: Language, speed: float) -> str:
     """For scripts: what each call was, the gateway's record of it, and the advice."""
     scenes = [
         {"name": take.name, "heartbeats": take.heartbeats, "answer": take.answer, "record": take.record}
+        | ({"comeback": take.comeback} if take.comeback is not None else {})
         for take in takes
     ]
     advice = [{"text": finding.text, "yaml": finding.yaml} for finding in findings(takes, language)]

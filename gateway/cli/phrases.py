@@ -40,6 +40,14 @@ class Phrases:
     heartbeats: str
     cached: str
     legend: tuple[str, str, str]  # wait, thinking, answering
+    comeback: str
+    promised: str
+    estimate: str
+    no_estimate: str
+    phases: Mapping[str, str]
+    answered: str
+    followed: str
+    same_words: str
     advice: str
     findings: tuple[str, str, str]
     ending: str
@@ -53,6 +61,7 @@ ENGLISH: Final = Phrases(
         "the same again, with a second try",
         "a server that has just started, and two callers",
         "the long prompt again",
+        "a busy server, and a caller that comes back",
     ),
     intro=(
         "A simulated DeepSeek V4 behind this gateway, {times} times as fast as the one that took 46.8 s for thirty "
@@ -67,6 +76,7 @@ ENGLISH: Final = Phrases(
         "cold": "first call after a start",
         "queued": "long prompt, queued behind 4",
         "repeated": "the same long prompt again",
+        "pending": "queued again, 202 and polls",
     },
     causes={"queue": "queue", "prefill": "prefill", "network": "network", "input": "input", "unexplained": "other"},
     tokens="{count} tok",
@@ -75,6 +85,14 @@ ENGLISH: Final = Phrases(
     heartbeats="{count} heartbeats kept it open",
     cached="{cached} of {prompt} cached",
     legend=("waiting", "thinking", "answering"),
+    comeback="Call 7 (Prefer: respond-async, wait={wait}), with three others before it:",
+    promised="202 after {after}: {estimate} ({phase})",
+    estimate="about {left} to go",
+    no_estimate="no estimate",
+    phases={"queued": "queued", "prefill": "prefill", "reasoning": "thinking", "answering": "answering"},
+    answered="200 after {after}: the answer, {size} bytes",
+    followed="its stream, read from the start: {size} bytes, the same as the poll's",
+    same_words="its words: those that call 6 got directly",
     advice="What was slow, and the lines of a route in gateway.yaml that change it:",
     findings=(
         "Thinking that nobody asked for: {reasoning_tokens} of {completion_tokens} tokens, and {reasoning_s} of the "
@@ -100,6 +118,7 @@ CHINESE: Final = Phrases(
         "再来一次，允许补问",
         "刚启动的服务，两个调用者",
         "同样的长提示再来一次",
+        "服务忙碌，调用者稍后来取",
     ),
     intro=(
         "网关后面是模拟的 DeepSeek V4，速度是那台用 46.8 秒写三十个字的服务的 {times} 倍。"
@@ -114,6 +133,7 @@ CHINESE: Final = Phrases(
         "cold": "服务刚启动后的第一次调用",
         "queued": "长提示，排在 4 后面",
         "repeated": "同样的长提示再来一次",
+        "pending": "又要排队，先收 202 再来取",
     },
     causes={"queue": "排队", "prefill": "预填充", "network": "网络", "input": "输入处理", "unexplained": "其他"},
     tokens="{count} 个",
@@ -122,6 +142,14 @@ CHINESE: Final = Phrases(
     heartbeats="靠 {count} 次心跳保持连接",
     cached="{cached}/{prompt} 命中前缀缓存",
     legend=("等待", "思考", "回答"),
+    comeback="第 7 次调用（Prefer: respond-async, wait={wait}），前面还排着三个请求：",
+    promised="{after}后收到 202：{estimate}（{phase}）",
+    estimate="大约还要 {left}",
+    no_estimate="暂时无法估计",
+    phases={"queued": "排队中", "prefill": "预填充中", "reasoning": "思考中", "answering": "回答中"},
+    answered="{after}后收到 200：完整回答，{size} 字节",
+    followed="从头读它的流：{size} 字节，与轮询得到的完全一致",
+    same_words="文字与直接调用（第 6 次）得到的一样",
     advice="慢在哪里，以及 gateway.yaml 的路由里该写哪几行：",
     findings=(
         "没人要的思考：第 1 次调用的 {completion_tokens} 个 token 里有 {reasoning_tokens} 个是思考，"

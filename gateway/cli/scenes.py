@@ -1,40 +1,37 @@
-"""What `firsttoken demo` plays: a simulated model server, the gateway in front of it, and seven calls through both.
+"""What `firsttoken demo` plays: a simulated model server, the gateway in front of it, and eight calls through both.
 
 One process and real sockets on loopback. The times and token counts of a call are the gateway's own account of it,
-the record that otherwise becomes its log line; the caller adds the heartbeats it saw and the text it got.
+the record that otherwise becomes its log line; the caller adds the heartbeats it saw and the text it got. The last
+call has a crowd around it, whose calls are no scenes: some teach the gateway what the server takes for a prompt, as a
+working day would have, and some stand before it in the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import httptools
 import orjson
 
-from gateway.app import Gateway
 from gateway.cli import CommandError
+from gateway.cli.caller import Answer, post
+from gateway.cli.comeback import Comeback, come_back
 from gateway.cli.phrases import Language
-from gateway.configfile import from_mapping
-from gateway.lifecycle import GatewayServer, listening_socket
-from gateway.sim.profiles import DEMO, Profile
-from gateway.sim.transport import serve
+from gateway.cli.stage import BUDGET_MS, Stage, staged
+from gateway.sim.profiles import DEMO
 
-SceneName = Literal["thinking", "off", "burnt", "rescued", "cold", "queued", "repeated"]
+SceneName = Literal["thinking", "off", "burnt", "rescued", "cold", "queued", "repeated", "pending"]
 
-HOST: Final = "127.0.0.1"
 SMALL_BUDGET: Final = 64  # tokens; what a caller who never heard of thinking takes for plenty
 DOCUMENT_TOKENS: Final = 40_000  # of the simulated tokenizer; half a second of prefill
-COMPILE_S: Final = 2.5  # of the first call after a start; real servers take a minute and more
 BEHIND_S: Final = 0.1  # the second caller comes so long after the first
-BUDGET_MS: Final = 500
-LEAST_HEARTBEAT_MS: Final = 50  # what the settings take
+CROWD: Final = 3  # callers with documents of their own, before the one that comes back
+LESSON_TOKENS: Final = (200, 1_000, 6_000)  # prompts of several sizes: one size would not tell what a token takes
+LESSONS: Final = 24  # first tokens; estimates are made from a fitted line after twenty
+APART: Final = 100_000  # between the numbers of notes in two documents: they begin differently, none is cached
 LIMIT_S: Final = 60.0  # for all of it; four times what it should take
-ACCOUNT_LIMIT_S: Final = 5.0  # from the end of an answer to its record
 
 _QUESTIONS: Final[dict[Language, str]] = {
     "en": "In thirty characters: where does the time go?",
@@ -56,6 +53,7 @@ class Scene:
     max_tokens: int | None = None
     is_stream: bool = True
     delay_s: float = 0.0
+    comes_back: bool = False  # takes 202 for an answer, behind a crowd
 
 
 ACTS: Final[tuple[tuple[Scene, ...], ...]] = (  # one after the other; the calls of an act overlap
@@ -65,6 +63,7 @@ ACTS: Final[tuple[tuple[Scene, ...], ...]] = (  # one after the other; the calls
     (Scene("rescued", "/rescue", max_tokens=SMALL_BUDGET, is_stream=False),),
     (Scene("cold", "/fresh"), Scene("queued", "/fresh", is_long=True, delay_s=BEHIND_S)),
     (Scene("repeated", "/fresh", is_long=True),),
+    (Scene("pending", "/fast", is_long=True, delay_s=BEHIND_S, comes_back=True),),
 )
 STEPS: Final = len(ACTS)
 
@@ -77,51 +76,23 @@ class Take:
     record: dict[str, object]
     heartbeats: int
     answer: str
+    comeback: Comeback | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A gateway that serves."""
-
-    port: int
-    ledger: Ledger
-
-
-class Ledger:
-    """Takes the records of finished requests, and hands them out by request id."""
-
-    def __init__(self) -> None:
-        self._records: dict[str, dict[str, object]] = {}
-        self._came = asyncio.Event()
-
-    def write(self, record: dict[str, object]) -> None:
-        self._records[str(record.get("request_id"))] = record
-        self._came.set()
-
-    async def record(self, request_id: str) -> dict[str, object]:
-        """The record of a request, once it is there. Raises CommandError when it does not come."""
-        try:
-            async with asyncio.timeout(ACCOUNT_LIMIT_S):
-                while request_id not in self._records:
-                    self._came.clear()
-                    await self._came.wait()
-        except TimeoutError:
-            raise CommandError(f"the gateway has no account of the call `{request_id}`") from None
-        return self._records[request_id]
-
-
-async def play(speed: float, language: Language, on_step: Callable[[int], None]) -> list[Take]:
+async def play(
+    speed: float, language: Language, on_step: Callable[[int], None], acts: Sequence[tuple[Scene, ...]] = ACTS
+) -> list[Take]:
     """All scenes, in their order. `on_step` is told the number of each act, from 0, before it is played.
 
     Raises CommandError for a call that did not come out, OSError when no socket can be opened.
     """
     takes: list[Take] = []
     try:
-        async with asyncio.timeout(LIMIT_S), _stage(speed) as stage:
-            for number, act in enumerate(ACTS):
+        async with asyncio.timeout(LIMIT_S), staged(speed) as stage:
+            for number, act in enumerate(acts):
                 on_step(number)
                 async with asyncio.TaskGroup() as group:
-                    calls = [group.create_task(_call(stage, scene, speed, language)) for scene in act]
+                    calls = [group.create_task(_scene(stage, scene, speed, language)) for scene in act]
                 takes += [call.result() for call in calls]
     except TimeoutError:
         raise CommandError("the demo took too long", "is this machine very busy? Try again later") from None
@@ -130,148 +101,65 @@ async def play(speed: float, language: Language, on_step: Callable[[int], None])
     return takes
 
 
-def profiles(speed: float) -> tuple[Profile, Profile]:
-    """The model server, and the same one as it is right after a start. Raises ValueError for a speed that is none."""
-    warm = DEMO.scaled(speed)
-    return warm, dataclasses.replace(warm, jit_first_call_s=COMPILE_S / speed)
-
-
-def settings_for(model_url: str, fresh_url: str, speed: float) -> dict[str, object]:
-    """The gateway's configuration; the advice of the story shows parts of it with everyday values."""
-    heartbeat_ms = max(LEAST_HEARTBEAT_MS, round(BUDGET_MS / speed))
-    budget = {"ttft_ms": max(1, round(BUDGET_MS / speed)), "on_exceed": "heartbeat", "heartbeat_ms": heartbeat_ms}
-    fresh = {"upstreams": "fresh", "thinking": "off", "budget": budget}
-    urls = {"model": model_url, "fresh": fresh_url}
-    return {
-        "listen": {"host": HOST, "port": 0, "drain_timeout_s": 1},
-        # The engine is named: the first call comes before the gateway's own question for it was answered.
-        "upstreams": {name: {"url": url, "engine": "vllm"} for name, url in urls.items()},
-        "routes": [
-            {"name": "fast", "match": {"prefix": "/fast"}, "upstreams": "model", "thinking": "off"},
-            {"name": "rescue", "match": {"prefix": "/rescue"}, "upstreams": "model", "rescue": True},
-            {"name": "fresh", "match": {"prefix": "/fresh"}, **fresh},
-            {"name": "default", "upstreams": "model"},
-        ],
-    }
-
-
-@asynccontextmanager
-async def _stage(speed: float) -> AsyncIterator[Stage]:
-    """Two simulated servers and the gateway on free ports, while the block runs."""
-    async with AsyncExitStack() as stack:
-        urls = []
-        for profile in profiles(speed):
-            server = await serve(profile, HOST, 0)
-            stack.push_async_callback(server.close)
-            urls.append(server.url)
-        ledger = Ledger()
-        gateway = Gateway(from_mapping(settings_for(urls[0], urls[1], speed)), write_log=ledger.write)
-        port = await stack.enter_async_context(_served(gateway))
-        yield Stage(port, ledger)
-
-
-@asynccontextmanager
-async def _served(gateway: Gateway) -> AsyncIterator[int]:
-    """The gateway's own server on a free port. Not `Server.serve`, which would take Ctrl-C for a wish to drain."""
-    server = GatewayServer(gateway)
-    sock = listening_socket(HOST, 0)
-    server.config.load()
-    server.lifespan = server.config.lifespan_class(server.config)
-    await server.startup([sock])
-    if not server.started:
-        sock.close()
-        raise CommandError("the gateway did not start")
-    ticking = asyncio.get_running_loop().create_task(server.main_loop(), name="demo gateway")
-    try:
-        yield sock.getsockname()[1]
-    finally:
-        server.should_exit = True
-        ticking.cancel()
-        await asyncio.gather(ticking, return_exceptions=True)
-        await server.shutdown([sock])
+async def _scene(stage: Stage, scene: Scene, speed: float, language: Language) -> Take:
+    if not scene.comes_back:
+        return await _call(stage, scene, speed, language)
+    lessons = [LESSON_TOKENS[number % len(LESSON_TOKENS)] for number in range(LESSONS)]
+    await _crowd(stage, lessons, 1, language)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_crowd(stage, [DOCUMENT_TOKENS] * CROWD, 1 + LESSONS, language))
+        call = group.create_task(_call(stage, scene, speed, language))
+    return call.result()
 
 
 async def _call(stage: Stage, scene: Scene, speed: float, language: Language) -> Take:
     """Plays one scene. Raises CommandError when the answer is not one."""
     request_id = f"demo-{scene.name}"
-    body = _body(scene, language)
+    path, body = f"{scene.prefix}/v1/chat/completions", _body(scene, language)
     await asyncio.sleep(scene.delay_s / speed)
-    answer = await _ask(stage.port, f"{scene.prefix}/v1/chat/completions", body, request_id)
+    comeback: Comeback | None = None
+    if scene.comes_back:
+        answer, comeback = await come_back(stage.port, path, body, request_id, round(BUDGET_MS / 1000 / speed, 3))
+    else:
+        answer = await post(stage.port, path, body, {"x-request-id": request_id})
     record = await stage.ledger.record(request_id)
-    if answer.status != 200 or record.get("outcome") != "complete":
+    if answer.status != 200 or record.get("outcome") not in ("complete", "pending_done"):
         why = record.get("reason") or record.get("outcome")
         raise CommandError(f"the call `{scene.name}` ended with status {answer.status or 'none'} ({why})")
-    return Take(scene.name, record, answer.heartbeats(), answer.text())
+    return Take(scene.name, record, answer.heartbeats(), answer.text(), comeback)
+
+
+async def _crowd(stage: Stage, sizes: Sequence[int], first: int, language: Language) -> None:
+    """Calls at the same time, each with a document of so many tokens; `first` numbers the documents.
+
+    What they are answered is of no interest: a crowd that is one smaller is a crowd.
+    """
+
+    async def call(number: int, tokens: int) -> Answer:
+        body = _json(document(language, number * APART, tokens), is_stream=True)
+        return await post(stage.port, "/fast/v1/chat/completions", body, {"x-request-id": f"demo-crowd-{number}"})
+
+    async with asyncio.TaskGroup() as group:
+        for number, tokens in enumerate(sizes, first):
+            group.create_task(call(number, tokens))
 
 
 def _body(scene: Scene, language: Language) -> bytes:
     prompt = document(language) if scene.is_long else _QUESTIONS[language]
+    return _json(prompt, scene.max_tokens, is_stream=scene.is_stream)
+
+
+def _json(prompt: str, max_tokens: int | None = None, *, is_stream: bool) -> bytes:
     body: dict[str, object] = {"model": DEMO.models[0], "messages": [{"role": "user", "content": prompt}]}
-    if scene.max_tokens is not None:
-        body["max_tokens"] = scene.max_tokens
-    return orjson.dumps({**body, "stream": scene.is_stream})
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
+    return orjson.dumps({**body, "stream": is_stream})
 
 
-def document(language: Language) -> str:
-    """A long prompt of about `DOCUMENT_TOKENS` tokens."""
-    sentence, tokens = _SENTENCES[language]
-    return "".join(sentence.format(number) for number in range(DOCUMENT_TOKENS // tokens))
-
-
-# -- the caller ----------------------------------------------------------------------------------------------------
-
-
-class _Answer:
-    """One response as its caller gets it; the methods in the middle are httptools' callbacks."""
-
-    def __init__(self) -> None:
-        self.parser = httptools.HttpResponseParser(self)
-        self.status = 0
-        self.is_complete = False
-        self._pieces: list[bytes] = []
-
-    def on_headers_complete(self) -> None:
-        self.status = self.parser.get_status_code()
-
-    def on_body(self, data: bytes) -> None:
-        self._pieces.append(data)
-
-    def on_message_complete(self) -> None:
-        self.is_complete = True
-
-    def heartbeats(self) -> int:
-        """Comment blocks of a stream."""
-        return sum(line.startswith(b":") for line in b"".join(self._pieces).split(b"\n"))
-
-    def text(self) -> str:
-        """What a reader of the answer sees."""
-        body = b"".join(self._pieces)
-        if body.startswith(b"{"):
-            return _content(orjson.loads(body), "message")
-        data = (line[6:] for line in body.split(b"\n") if line.startswith(b"data: {"))
-        return "".join(_content(orjson.loads(event), "delta") for event in data).strip()
-
-
-def _content(payload: object, key: str) -> str:
-    choices = payload.get("choices") if isinstance(payload, dict) else None
-    part = choices[0].get(key) if isinstance(choices, list) and choices else None
-    content = part.get("content") if isinstance(part, dict) else None
-    return content if isinstance(content, str) else ""
-
-
-async def _ask(port: int, path: str, body: bytes, request_id: str) -> _Answer:
-    """One request on a connection of its own."""
-    answer = _Answer()
-    reader, writer = await asyncio.open_connection(HOST, port)
-    try:
-        head = f"POST {path} HTTP/1.1\r\nhost: {HOST}\r\nx-request-id: {request_id}\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        while not answer.is_complete and (data := await reader.read(65536)):
-            answer.parser.feed_data(data)
-    finally:
-        writer.close()
-    return answer
+def document(language: Language, first: int = 0, tokens: int = DOCUMENT_TOKENS) -> str:
+    """A long prompt of about so many tokens, whose notes are numbered from `first`."""
+    sentence, each = _SENTENCES[language]
+    return "".join(sentence.format(number) for number in range(first, first + tokens // each))
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

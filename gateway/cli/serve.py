@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
             settings = settings_of(plan)
         _check_port(settings)
         _check_certificates(settings)
+        _check_store(settings)
         _announce(settings, sim_url, args.workers)
         if args.workers == 1:
             return serve_one(plan)
@@ -184,6 +185,17 @@ def _check_certificates(settings: Settings) -> None:
                 raise CommandError(f"upstreams.{name}.tls.ca_file: {upstream.tls.ca_file}: {what}") from None
 
 
+def _check_store(settings: Settings) -> None:
+    """A missing package or a wrong address would end every worker; here it is one line. Connects to nothing."""
+    from gateway.store import StoreUnusable, make_store
+
+    try:
+        make_store(settings.store, settings.pending)
+    except StoreUnusable as error:
+        message, _, hint = str(error).partition("; hint: ")
+        raise CommandError(message, hint or None) from None
+
+
 def _serve_many(plan: Plan, settings: Settings, count: int) -> int:
     from gateway.logs import set_up
     from gateway.workers import MetricsFolder, Supervisor, spawn
@@ -219,6 +231,12 @@ def _announce(settings: Settings, sim_url: str | None, workers: int) -> None:
     behind = ", ".join(f"{name} ({upstream.url})" for name, upstream in settings.upstreams.items())
     many = f", {workers} workers" if workers > 1 else ""
     print(f"Firsttoken on {url}/v1 → {behind}{many}", file=sys.stderr)
+    if workers > 1 and settings.store == "memory":
+        print(
+            "note: with `store: memory` each worker knows only its own pending requests, so a poll that reaches "
+            "another worker is answered 404; name a Valkey in `store` (extra `firsttoken[valkey]`) to share them",
+            file=sys.stderr,
+        )
     if sim_url is not None:
         print(
             f"""Try:  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\

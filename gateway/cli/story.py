@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rich.cells import cell_len
@@ -19,7 +20,7 @@ from gateway.cli.phrases import PHRASES, SECONDS, Language, Phrases
 if TYPE_CHECKING:
     from gateway.cli.scenes import Take
 
-SHOWN: Final = ("thinking", "off", "burnt", "cold", "queued", "repeated")  # the rows; `rescued` is in the advice
+SHOWN: Final = ("thinking", "off", "burnt", "cold", "queued", "repeated", "pending")  # `rescued` is in the advice
 ADVICE: Final = (
     "thinking: off",
     "max_tokens: {floor: 2048}\nrescue: true",
@@ -95,10 +96,7 @@ def findings(takes: Sequence[Take], language: Language) -> list[Finding]:
     """Three sentences, each with its lines."""
     rows = {take.name: row_of(take) for take in takes}
     thinking, off, burnt, queued = rows["thinking"], rows["off"], rows["burnt"], rows["queued"]
-
-    def seconds(ms: float) -> str:
-        return SECONDS[language].format(f"{ms / 1000:.2f}")
-
+    seconds = partial(_seconds, language)
     told = {
         "reasoning_tokens": f"{thinking.reasoning_tokens:,}",
         "completion_tokens": f"{thinking.completion_tokens:,}",
@@ -117,6 +115,31 @@ def findings(takes: Sequence[Take], language: Language) -> list[Finding]:
     return [Finding(text.format(**told), yaml) for text, yaml in zip(texts, ADVICE, strict=True)]
 
 
+def _seconds(language: Language, ms: float) -> str:
+    return SECONDS[language].format(f"{ms / 1000:.2f}")
+
+
+def told_to(take: Take, language: Language, direct: str) -> list[str]:
+    """What the caller that came back was told, a line for each time. `direct`: the text of a direct call's answer."""
+    back = take.comeback
+    if back is None:
+        return []
+    phrases, seconds = PHRASES[language], partial(_seconds, language)
+    lines = []
+    for note in back.notes:
+        after, left = seconds(note.after_ms), note.left_ms
+        estimate = phrases.no_estimate if left is None else phrases.estimate.format(left=seconds(left))
+        phase = phrases.phases.get(note.phase or "", note.phase)
+        promised = phrases.promised.format(after=after, estimate=estimate, phase=phase)
+        answered = phrases.answered.format(after=after, size=f"{back.answer_bytes:,}")
+        lines.append(promised if note.status == 202 else answered)
+    if back.stream_bytes is not None:
+        lines.append(phrases.followed.format(size=f"{back.stream_bytes:,}"))
+    if take.answer == direct:
+        lines.append(phrases.same_words)
+    return lines
+
+
 def story(takes: Sequence[Take], language: Language, speed: float) -> Group:
     """Everything that is printed."""
     phrases = PHRASES[language]
@@ -127,6 +150,7 @@ def story(takes: Sequence[Take], language: Language, speed: float) -> Group:
         Text(),
         _Legend(phrases.legend),
         Text(),
+        *_comeback(takes, language),
         Text(phrases.advice, style="bold"),
     ]
     for number, finding in enumerate(findings(takes, language), 1):
@@ -136,6 +160,16 @@ def story(takes: Sequence[Take], language: Language, speed: float) -> Group:
     parts.append(Text())
     parts.append(Text(phrases.ending, style="bold"))
     return Group(*parts)
+
+
+def _comeback(takes: Sequence[Take], language: Language) -> Iterator[RenderableType]:
+    """The caller that came back, as it saw the gateway."""
+    by_name = {take.name: take for take in takes}
+    last, direct = by_name["pending"], by_name["repeated"].answer
+    if last.comeback is not None:
+        yield Paragraph(PHRASES[language].comeback.format(wait=f"{last.comeback.wait_s:g}"))
+        yield from (Text(f"    {line}", style="dim") for line in told_to(last, language, direct))
+        yield Text()
 
 
 def _table(rows: Sequence[Row], phrases: Phrases) -> Table:

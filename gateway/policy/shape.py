@@ -12,6 +12,7 @@ shaped anew for every attempt, as another upstream may want other keys; `allow_*
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -75,13 +76,15 @@ def shape(
     allow_thinking: bool = True,
     allow_floor: bool = True,
     rescue: bool = False,
+    stream: Mapping[str, object] | None = None,
 ) -> Shaped:
     """The body as this route wants it for this upstream. Pure; the same arguments give the same bytes.
 
     `add_usage`: streams shall report token counts. `allow_thinking`, `allow_floor`: False after a 400 that our switch
-    or our larger budget caused. `rescue`: thinking off whatever the route says, after an answer burnt by it.
+    or our larger budget caused. `rescue`: thinking off whatever the route says, after an answer burnt by it. `stream`:
+    fields that make the server stream a plain request's answer.
     """
-    if not needs_shaping(route, body, kind, add_usage=add_usage, rescue=rescue):
+    if not stream and not needs_shaping(route, body, kind, add_usage=add_usage, rescue=rescue):
         return Shaped(body.raw, max_tokens=caller_value(body.data, engine, kind))
     draft = _Draft(body)
     draft.apply_fields(route)
@@ -93,6 +96,8 @@ def shape(
         draft.apply_max_tokens(route, upstream, engine, kind, allow_raise=allow_floor)
     if add_usage:
         draft.apply_usage(kind)
+    if stream:
+        draft.apply_stream(stream)
     return draft.shaped()
 
 
@@ -130,6 +135,11 @@ class _Draft:
             if not _is_same(self._data.get(key), value):
                 self._set(key, value)
                 self._changes.append(f"override={_word(key)}")
+
+    def apply_stream(self, fields: Mapping[str, object]) -> None:
+        for key, value in fields.items():
+            self._set(key, value)
+        self._changes.append("stream=upstream")
 
     def apply_model(self, route: Route) -> bool:
         """The name that the upstream knows; True if the caller's name asks for no thinking."""

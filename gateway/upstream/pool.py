@@ -3,7 +3,8 @@
 Newest idle connection first (LIFO), so that the rest age out; idle ones are closed before the server would
 (vLLM: 5 s), which is what makes the sporadic 502 after a quiet moment go away. A permit is held from `acquire`
 to `release`, `discard` or the cancellation of either, whatever happens in between: cancelled requests are the
-common case here, and a slot that does not come back is an outage some hours later (C020).
+common case here, and a slot that does not come back is an outage some hours later (C020). A permit that comes back
+goes straight to whoever waits, so one is free only while nobody waits, and a newcomer cannot slip in between.
 
 Happy eyeballs are `aiohappyeyeballs`' (uvloop has none). No proxy variables, no redirects: there is no code for them.
 """
@@ -22,6 +23,7 @@ import aiohappyeyeballs
 
 from gateway.config import Upstream
 from gateway.errors import Overloaded, UpstreamUnavailable
+from gateway.policy.queueing import WaitQueue
 from gateway.upstream.connection import Clock, UpstreamConnection, describe_connect_error
 
 NS = 1_000_000_000
@@ -67,8 +69,10 @@ class Pool:
         self._open: set[UpstreamConnection] = set()
         self._connecting = 0
         self._leases = 0
-        self._permits = asyncio.Semaphore(
-            min(upstream.max_connections, upstream.max_inflight or upstream.max_connections)
+        wanted = upstream.max_inflight or upstream.max_connections
+        self._capacity = min(upstream.max_connections, wanted)
+        self._waiting: WaitQueue[asyncio.Future[bool]] = WaitQueue(
+            wanted if upstream.max_queue is None else upstream.max_queue
         )
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -76,7 +80,7 @@ class Pool:
     def __repr__(self) -> str:
         return (
             f"<Pool {self.name}: {self._leases} in use, {len(self._idle)} idle, "
-            f"{self._connecting} connecting, {len(self._open)} open>"
+            f"{self._connecting} connecting, {len(self._open)} open, {len(self._waiting)} queued>"
         )
 
     @property
@@ -92,18 +96,36 @@ class Pool:
     def open(self) -> int:
         return len(self._open)
 
-    async def acquire(self, *, fresh: bool = False, timeout_s: float | None = None) -> Lease:
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a permit."""
+        return len(self._waiting)
+
+    @property
+    def capacity(self) -> int:
+        """Permits there are: `max_inflight`, and never more than `max_connections`."""
+        return self._capacity
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next request has to wait."""
+        return self._leases >= self._capacity
+
+    async def acquire(
+        self, *, fresh: bool = False, timeout_s: float | None = None, wait_limit_s: float | None = None
+    ) -> Lease:
         """A connection, reused if possible and unless `fresh`.
 
-        `timeout_s` bounds the connecting (default: none). Raises `Overloaded` after the upstream's `queue_wait_ms`
-        without a slot, `UpstreamUnavailable` when connecting fails. Cancelling it gives everything back.
+        `timeout_s` bounds the connecting (default: none), `wait_limit_s` the wait for a slot where it is shorter than
+        the upstream's `max_queue_wait_ms`: it is what the caller's deadline leaves. Raises `Overloaded` without a slot,
+        at once (`queue_full`) or after the wait (`queue_timeout`), and `UpstreamUnavailable` when connecting fails.
+        Cancelling it gives everything back.
         """
         began = self._clock()
-        if self._permits.locked():
-            await self._wait_for_permit()
+        if self._leases < self._capacity:
+            self._leases += 1
         else:
-            await self._permits.acquire()  # never suspends: it is not locked
-        self._leases += 1
+            await self._wait_for_permit(wait_limit_s)
         try:
             waited = self._clock() - began
             if not fresh and (connection := self._take_idle()) is not None:
@@ -158,18 +180,58 @@ class Pool:
         for connection in list(self._open):
             connection.close()
 
-    async def _wait_for_permit(self) -> None:
-        limit_ms = self.upstream.queue_wait_ms
+    async def _wait_for_permit(self, wait_limit_s: float | None) -> None:
+        """Returns with a permit that is counted already, as whoever gave it back handed it on."""
+        limit_s = self.upstream.max_queue_wait_ms / 1000
+        if wait_limit_s is not None:
+            limit_s = min(limit_s, max(0.0, wait_limit_s))
+        if limit_s == 0:
+            raise self._waited_too_long(limit_s)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        if not self._waiting.offer(waiter):
+            raise self._queue_is_full()
+        timer = loop.call_later(limit_s, self._stop_waiting, waiter)
         try:
-            async with asyncio.timeout(limit_ms / 1000):
-                await self._permits.acquire()
-        except TimeoutError:
-            raise Overloaded(
-                f"Upstream `{self.name}` is busy: no free slot within {limit_ms} ms. "
-                "Try again, or raise `max_inflight`, `max_connections` or `queue_wait_ms` of this upstream.",
-                reason="queue_timeout",
-                retry_after_s=1,
-            ) from None
+            has_permit = await waiter
+        except asyncio.CancelledError:
+            if not self._waiting.remove(waiter) and not waiter.cancelled() and waiter.result():
+                self._give_back()  # cancelled in the instant in which it was given one
+            raise
+        finally:
+            timer.cancel()
+        if not has_permit:
+            raise self._waited_too_long(limit_s)
+
+    def _stop_waiting(self, waiter: asyncio.Future[bool]) -> None:
+        if not waiter.done():
+            self._waiting.remove(waiter)
+            waiter.set_result(False)
+
+    def _hand_on(self) -> bool:
+        """Gives a permit that came back to the next who still waits; False when there is none."""
+        while (waiter := self._waiting.take()) is not None:
+            if not waiter.done():  # else cancelled in this turn of the loop, and not awake yet
+                waiter.set_result(True)
+                return True
+        return False
+
+    def _waited_too_long(self, limit_s: float) -> Overloaded:
+        is_ours = limit_s * 1000 >= self.upstream.max_queue_wait_ms
+        whose = "" if is_ours else ", which is all that the caller's own deadline leaves"
+        return self._overloaded(f"no free slot within {limit_s * 1000:.0f} ms{whose}", "queue_timeout")
+
+    def _queue_is_full(self) -> Overloaded:
+        what = f"{self._capacity} requests run and {len(self._waiting)} wait, and no more may"
+        return self._overloaded(what, "queue_full")
+
+    def _overloaded(self, what: str, reason: str) -> Overloaded:
+        return Overloaded(
+            f"Upstream `{self.name}` is busy: {what}. Try again, or raise `max_inflight`, `max_connections`, "
+            "`max_queue` or `max_queue_wait_ms` of this upstream.",
+            reason=reason,
+            retry_after_s=1,
+        )
 
     def _take_idle(self) -> UpstreamConnection | None:
         now = self._clock()
@@ -212,8 +274,8 @@ class Pool:
         self._report()
 
     def _give_back(self) -> None:
-        self._leases -= 1
-        self._permits.release()
+        if not self._waiting or not self._hand_on():
+            self._leases -= 1
         self._report()
 
     def _report(self) -> None:

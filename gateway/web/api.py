@@ -18,8 +18,10 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from gateway import __version__
 from gateway.reload import reload_now
+from gateway.upstream.standing import OTHER
 from gateway.web.exposition import page_of
-from gateway.web.status import status_of
+from gateway.web.pending import add_pending
+from gateway.web.status import breakers_of, status_of
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -40,6 +42,8 @@ def control_plane(gateway: Gateway) -> FastAPI:
     _add_errors(app)
     _add_health(app, gateway)
     _add_views(app, gateway)
+    _add_breakers(app, gateway)
+    add_pending(app, gateway, lambda request: _caller(gateway, request))
     _add_docs(app, gateway)
     return app
 
@@ -120,6 +124,25 @@ def _add_views(app: FastAPI, gateway: Gateway) -> None:
         return {"reloaded": not problems, "problems": problems}
 
 
+def _add_breakers(app: FastAPI, gateway: Gateway) -> None:
+    only_admin = [Depends(_only_admin(gateway))]
+
+    @app.post("/gateway/upstreams/{name}/breaker/{action}", tags=["admin"], dependencies=only_admin)
+    async def breaker(name: str, action: str, model: str | None = None) -> dict[str, object]:
+        """Sets the circuit breakers of an upstream (of one `model`, or all) in this worker: `force_open` takes it out,
+        `disable` never opens, `metrics_only` counts without opening, `reset` closes."""
+        state = gateway.runtime.upstreams.get(name)
+        if state is None:
+            raise HTTPException(404, "There is no upstream of that name.")
+        if action not in ("force_open", "disable", "metrics_only", "reset"):
+            raise HTTPException(404, "The actions are force_open, disable, metrics_only and reset.")
+        standing = state.standing
+        labels = [standing.label(model)] if model is not None else [*standing.names, *standing.breakers, OTHER]
+        for label in dict.fromkeys(labels):
+            getattr(standing.breaker(standing.label(label)), action)(gateway.clock())
+        return {"upstream": name, "breakers": breakers_of(state, gateway.clock())}
+
+
 def _add_docs(app: FastAPI, gateway: Gateway) -> None:
     only_admin = [Depends(_only_admin(gateway))]
 
@@ -145,7 +168,10 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(_request: Request, error: StarletteHTTPException) -> JSONResponse:
-        codes = {401: "unauthorized", 403: "route_forbidden", 404: "not_found", 405: "method_not_allowed"}
+        codes = {
+            401: "unauthorized", 403: "route_forbidden", 404: "not_found", 405: "method_not_allowed", 410: "expired",
+            503: "overloaded",
+        }  # fmt: skip
         return _error(error.status_code, codes.get(error.status_code, "bad_request"), str(error.detail), error.headers)
 
     @app.exception_handler(RequestValidationError)

@@ -15,6 +15,8 @@ Kind = Literal["chat", "completions", "responses", "messages", "embeddings", "op
 
 GENERATING: Final[frozenset[Kind]] = frozenset({"chat", "completions", "responses", "messages"})
 
+JSON_KINDS: Final[frozenset[Kind]] = GENERATING | {"embeddings"}  # those whose bodies are read
+
 DATA_PLANE_PATHS: Final[Mapping[str, Kind]] = MappingProxyType({
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",

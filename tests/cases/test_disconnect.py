@@ -214,7 +214,7 @@ async def test_leaving_while_waiting_for_a_slot_never_reaches_the_model_server()
     server = Watched(HELLO)
     async with (
         RawUpstream(server.play) as upstream,
-        running_gateway(settings_for(upstream.url), upstream={"max_inflight": 1, "queue_wait_ms": 5000}) as running,
+        running_gateway(settings_for(upstream.url), upstream={"max_inflight": 1, "max_queue_wait_ms": 5000}) as running,
         running.client() as first,
     ):
         await first.post(chat())
@@ -314,7 +314,9 @@ async def test_a_pool_survives_a_storm_of_cancelled_requests() -> None:
 
     async with (
         RawUpstream(play) as upstream,
-        running_gateway(settings_for(upstream.url), upstream={"max_connections": 10, "queue_wait_ms": 5000}) as running,
+        running_gateway(
+            settings_for(upstream.url), upstream={"max_connections": 10, "max_queue_wait_ms": 5000}
+        ) as running,
     ):
 
         async def impatient(number: int) -> None:

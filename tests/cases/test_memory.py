@@ -142,7 +142,7 @@ async def test_a_thousand_clients_killed_at_random_moments_leave_nothing() -> No
     async with (
         RawUpstream(play) as upstream,
         running_gateway(
-            settings_for(upstream.url), upstream={"max_connections": 100, "queue_wait_ms": 3000}
+            settings_for(upstream.url), upstream={"max_connections": 100, "max_queue_wait_ms": 3000}
         ) as running,
     ):
         pool = running.gateway.runtime.upstreams["up"].pool

@@ -242,7 +242,7 @@ async def test_a_hung_upstream_does_not_make_others_wait() -> None:
     ]
     async with RawUpstream(hang) as hung, RawUpstream(plain()) as good:
         settings = settings_for({"hung": hung.url, "good": good.url}, routes=routes)
-        async with running_gateway(settings, upstream={"max_inflight": 8, "queue_wait_ms": 50}) as running:
+        async with running_gateway(settings, upstream={"max_inflight": 8, "max_queue_wait_ms": 50}) as running:
             waiting = [asyncio.create_task(running.ask(chat(stream=False, model="h"))) for _ in range(24)]
             refused = 0
             async with asyncio.timeout(5):
@@ -270,7 +270,7 @@ async def test_a_refused_connection_is_one_failure_of_one_upstream() -> None:
             ({"gone": "http://127.0.0.1:9"}, 503),
             ({"gone": "http://127.0.0.1:9", "up": good.url}, 200),
         ):
-            async with running_gateway(settings_for(upstreams)) as running:
+            async with running_gateway(settings_for(upstreams, route={"balance": "round_robin"})) as running:
                 running.gateway.runtime.upstreams["gone"].is_up = True  # as it was a moment ago
                 running.gateway.runtime.routes["main"].turn = 1
                 assert (await running.ask(chat(stream=False))).status == status

@@ -29,7 +29,7 @@ async def blamed(running: Running) -> float:
     "place",
     [
         "gateway.sending.shape", "gateway.sending.may_need_cleaning", "gateway.sending.reader_for",
-        "gateway.sending.response_headers", "gateway.proxy.for_upstream", "gateway.proxy.read_object",
+        "response_headers", "gateway.proxy.for_upstream", "gateway.proxy.read_object",
         "gateway.sending.request_head", "gateway.relay.unusable_head",
     ],
 )  # fmt: skip
@@ -37,6 +37,8 @@ async def test_a_mistake_before_the_answer_is_a_500_of_ours(
     place: str, stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler = streaming(chunk({"content": "x"}), chunk(finish="stop"), DONE) if stream else plain()
+    if place == "response_headers":  # used where the answer's head is made: for a stream while it is relayed
+        place = "gateway.sending.response_headers" if stream else "gateway.answering.response_headers"
     async with serving(handler) as (_, running):
         with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
             patch.setattr(place, failing)

@@ -60,16 +60,17 @@ async def test_a_model_server_that_is_down_is_passed_over_before_anything_is_sen
             await running.settled()
 
 
-async def test_a_refusal_is_not_tried_at_another_upstream(caplog: pytest.LogCaptureFixture) -> None:
-    """R3, R6: what was sent and answered is answered."""
+@pytest.mark.parametrize("status, asked", [("503 Service Unavailable", 2), ("400 Bad Request", 1)])
+async def test_only_a_server_that_cannot_serve_now_is_a_reason_to_ask_another_one(status: str, asked: int) -> None:
+    """R3: one other upstream. R6: what was refused is refused."""
 
     async def refuse(request: Received, wire: Wire) -> None:
-        await wire.send(whole(b'{"error":{"message":"busy"}}', "503 Service Unavailable"))
+        await wire.send(whole(b'{"error":{"message":"busy"}}', status))
 
     async with RawUpstream(refuse) as a, RawUpstream(refuse) as b:
         async with running_gateway(settings_for({"a": a.url, "b": b.url})) as running:
-            assert (await running.ask(chat(stream=False))).status == 503
-            assert len(a.requests) + len(b.requests) == 1
+            assert (await running.ask(chat(stream=False))).status == int(status[:3])
+            assert len(a.requests) + len(b.requests) == asked
             await running.settled()
 
 

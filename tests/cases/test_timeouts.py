@@ -44,7 +44,7 @@ def test_the_defaults_let_a_model_think() -> None:
     assert limits.idle_ms >= 60_000
     assert limits.total_ms >= 600_000
     upstream = Upstream(url="http://x")
-    assert upstream.queue_wait_ms <= 5_000
+    assert upstream.max_queue_wait_ms <= 5_000
     assert upstream.keep_alive_s < 5, "vLLM closes idle connections after 5 s"
 
 
@@ -130,7 +130,7 @@ async def test_a_limit_after_heartbeats_is_told_inside_the_stream() -> None:
     async with RawUpstream(silence) as upstream, running_gateway(settings_for(upstream.url, route=route)) as running:
         response = await running.ask(chat())
         assert response.status == 200
-        assert response.body.startswith(b": keep-alive\n\n")
+        assert response.body.startswith(b": keep-alive estimation_ms=")
         assert response.body.endswith(b"}\n\n" + DONE)
         assert response.error["code"] == "upstream_timeout"
         assert (await running.last_record())["reason"] == "first_token_timeout"
@@ -190,7 +190,7 @@ async def test_a_hung_model_server_does_not_hang_the_others() -> None:
     async with RawUpstream(silence) as hung, RawUpstream(quick) as healthy:
         settings = settings_for({"a": hung.url, "b": healthy.url})
         settings["upstreams"] = {
-            "a": {"url": hung.url, "max_inflight": 5, "queue_wait_ms": 50},
+            "a": {"url": hung.url, "max_inflight": 5, "max_queue_wait_ms": 50},
             "b": {"url": healthy.url},
         }
         settings["routes"] = [

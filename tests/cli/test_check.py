@@ -72,6 +72,41 @@ def test_a_good_file_is_shown_as_a_table_of_routes_on_stdout(check: Check) -> No
     assert err == "gateway.yaml can be used (chosen by default)\n"
 
 
+@pytest.mark.parametrize(
+    "route, upstreams, budget",
+    [
+        ("upstreams: [a]", "a", "none"),
+        ("upstreams: [a], balance: prefix", "a", "none"),
+        ("upstreams: [a, b]", "a, b (auto)", "none"),
+        ("upstreams: [a, b], balance: round_robin", "a, b (round_robin)", "none"),
+        ("upstreams: [a], budget: {ttft_ms: 9, on_exceed: fail}", "a", "ttft 9 ms: fail"),
+        ("upstreams: [a], budget: {ttft_ms: 9, on_exceed: {fallback: b}}", "a", "ttft 9 ms: fallback b"),
+        ("upstreams: [a], budget: {fallback: b}", "a", "none; fallback b"),
+        ("upstreams: [a], pending: always, stream_upstream: true", "a", "none; pending always; plain calls as streams"),
+        ("upstreams: [a], pending: never, budget: {ttft_ms: 9}", "a", "ttft 9 ms: heartbeat; pending never"),
+    ],
+)
+def test_what_happens_to_a_late_or_failed_request_is_shown(
+    check: Check, route: str, upstreams: str, budget: str
+) -> None:
+    servers = "upstreams: {a: {url: http://a}, b: {url: http://b}}\n"
+    code, out, _ = check(config=f"{servers}routes: [{{name: late, {route}}}]\n")
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines()]
+    (shown,) = (row for row in rows if row and row[0] == "late")
+    assert (shown[2], shown[-1]) == (upstreams, budget)
+
+
+def test_an_upstream_names_the_routes_that_fall_back_to_it(check: Check) -> None:
+    servers = "upstreams: {a: {url: http://a}, b: {url: http://b}, c: {url: http://c}}\n"
+    routes = "{name: x, match: {prefix: x}, upstreams: [a], budget: {fallback: b}}, {name: c, upstreams: [c, a]}"
+    more = "{name: y, match: {prefix: y}, upstreams: [a], budget: {fallback: c}}"
+    _, out, _ = check(config=f"{servers}routes: [{routes}, {more}]\n")
+    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines()]
+    users = {row[0]: row[-1] for row in rows if any("http://" in cell for cell in row)}
+    assert users == {"a": "x, c, y", "b": "x (fallback)", "c": "c"}
+
+
 def test_every_problem_goes_to_stderr_with_line_and_hint(check: Check) -> None:
     code, out, err = check(config="listen: {prot: 1}\nupstreams: {thor: {url: x}}\n")
     assert (code, out) == (1, "")
@@ -83,9 +118,9 @@ def test_every_problem_goes_to_stderr_with_line_and_hint(check: Check) -> None:
 
 
 def test_warnings_do_not_fail_the_check(check: Check) -> None:
-    code, out, err = check(config="upstreams: {thor: {url: http://x, warmup: true}}\n")
+    code, out, err = check(config="upstreams: {thor: {url: https://x, tls: {verify: false}}}\n")
     assert code == 0
-    assert err.startswith("warning: gateway.yaml: line 1: upstreams.thor.warmup: is read, but")
+    assert err.startswith("warning: gateway.yaml: line 1: upstreams.thor.tls.verify: the server's certificate")
     assert "default" in out
 
 

@@ -20,11 +20,23 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from gateway.cli import main, scenes
+from gateway.cli import main, stage
+from gateway.cli.comeback import Comeback, Note
 from gateway.cli.demo import picture
 from gateway.cli.phrases import LANGUAGES, PHRASES, Language, language_of
 from gateway.cli.scenes import DOCUMENT_TOKENS, Take, document
-from gateway.cli.story import ASCII_GLYPHS, GLYPHS, SHOWN, Bar, Paragraph, findings, milliseconds, row_of, story
+from gateway.cli.story import (
+    ASCII_GLYPHS,
+    GLYPHS,
+    SHOWN,
+    Bar,
+    Paragraph,
+    findings,
+    milliseconds,
+    row_of,
+    story,
+    told_to,
+)
 from gateway.configfile import load
 from gateway.sim import text
 
@@ -61,7 +73,12 @@ def records(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def takes(report: dict[str, Any]) -> list[Take]:
-    return [Take(scene["name"], scene["record"], scene["heartbeats"], scene["answer"]) for scene in report["scenes"]]
+    found = []
+    for scene in report["scenes"]:
+        told = scene.get("comeback")
+        back = None if told is None else Comeback(**told | {"notes": tuple(Note(**note) for note in told["notes"])})
+        found.append(Take(scene["name"], scene["record"], scene["heartbeats"], scene["answer"], back))
+    return found
 
 
 def heartbeats(report: dict[str, Any]) -> dict[str, int]:
@@ -124,6 +141,24 @@ def test_the_same_prompt_again_is_served_from_the_prefix_cache(records: dict[str
     assert again["wait_causes"]["prefill_ms"] < before["wait_causes"]["prefill_ms"] / 2
 
 
+def test_a_caller_that_opted_in_is_told_how_long_it_takes_and_comes_back_for_the_same_bytes(takes: list[Take]) -> None:
+    """C124, C126: the request outlives its connection, and its stream is read from the start by another."""
+    last, repeated = takes[-1], takes[-2]
+    assert last.comeback is not None
+    *polls, answer = last.comeback.notes
+    assert (last.record["outcome"], last.record["budget"]) == ("pending_done", "pending")
+    assert [note.status for note in polls] == [202] * len(polls)
+    assert (answer.status, answer.left_ms, answer.phase) == (200, None, None)
+    assert polls[0].phase == "queued"
+    assert last.comeback.stream_bytes == last.comeback.answer_bytes > 1000
+    assert last.answer == repeated.answer != ""
+
+
+def test_no_heartbeat_gets_into_an_answer_that_is_come_back_for(report: dict[str, Any]) -> None:
+    """The bytes are the model server's own."""
+    assert heartbeats(report)["pending"] == 0
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_parts_in_the_table_add_up_to_the_total(takes: list[Take], name: str) -> None:
     row = row_of(next(take for take in takes if take.name == name))
@@ -156,6 +191,16 @@ def test_every_name_bar_and_note_stands_on_one_line(takes: list[Take], language:
         assert sum(note in line for line in lines) == 1
     for name in phrases.columns:
         assert any(name.partition("\n")[0] in line for line in lines)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_the_caller_was_told_stands_below_the_table_a_line_each(takes: list[Take], language: Language) -> None:
+    lines = printed(takes, language, 80)
+    told = told_to(takes[-1], language, takes[-2].answer)
+    assert takes[-1].comeback is not None
+    assert len(told) == len(takes[-1].comeback.notes) + 2
+    start = lines.index(f"    {told[0]}")
+    assert lines[start : start + len(told)] == [f"    {line}" for line in told]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -276,7 +321,7 @@ def test_ctrl_c_ends_it_at_once_and_without_a_word() -> None:
     ) as process:
         os.close(theirs)
         seen = b""
-        while b"1/6" not in seen:  # progress, since stderr is a terminal
+        while b"1/7" not in seen:  # progress, since stderr is a terminal
             seen += os.read(ours, 4096)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=10)
@@ -297,7 +342,7 @@ def test_a_port_that_cannot_be_had_is_one_line(
     def taken(host: str, port: int) -> socket.socket:
         raise OSError(errno.EADDRINUSE, "in use")
 
-    monkeypatch.setattr(scenes, "listening_socket", taken)
+    monkeypatch.setattr(stage, "listening_socket", taken)
     assert main(["demo", "--speed", SPEED]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: the address is already in use\n")

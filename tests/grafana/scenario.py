@@ -48,10 +48,11 @@ listen: {{host: 127.0.0.1, port: {port}}}
 upstreams:
   quick: {{url: "{quick}"}}
   stubborn: {{url: "{stubborn}"}}
-  gone: {{url: "http://127.0.0.1:{closed}"}}
+  gone: {{url: "http://127.0.0.1:{closed}", breaker: {{minimum_calls: 4}}}}
 routes:
   - {{name: fast, match: {{prefix: /fast}}, upstreams: [quick], thinking: off, max_tokens: {{ceiling: 500}}}}
   - {{name: deep, match: {{prefix: /deep}}, upstreams: [stubborn], thinking: off, budget: {{ttft_ms: 40, on_exceed: wait}}}}
+  - {{name: late, match: {{prefix: /late}}, upstreams: [stubborn], budget: {{ttft_ms: 20, on_exceed: pending}}}}
   - {{name: broken, match: {{prefix: /broken}}, upstreams: [gone]}}
   - {{name: idle, match: {{prefix: /idle}}, upstreams: [stubborn]}}
   - {{name: default, upstreams: [quick]}}
@@ -120,6 +121,14 @@ async def stream(port: int, path: str, **more: Any) -> None:
         await client.ask(chat(**more), f"{path}/v1/chat/completions")
 
 
+async def take_a_202(port: int) -> None:
+    """A caller that does not wait; its request runs for about as long as there is between two scrapes."""
+    async with RawClient(port) as client:
+        headers = {"prefer": "respond-async", "x-sim-fault": "stall_first=0.7"}
+        accepted = await client.ask(chat(), "/late/v1/chat/completions", headers)
+        await client.get(accepted.json["poll_url"])
+
+
 async def leave(port: int) -> None:
     """A caller that goes away when the first chunks have come."""
     async with RawClient(port) as client:
@@ -144,6 +153,7 @@ async def one_round(port: int) -> None:
         stream(port, "", max_tokens=4, stream_options={"include_usage": True}),  # burnt by thinking
         stream(port, "/deep", stream=False, max_tokens=4),
         stream(port, "/broken"),
+        take_a_202(port),
         leave(port),
         fault(port, "status=500"),
         fault(port, "cut=2"),

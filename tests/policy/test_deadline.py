@@ -14,7 +14,7 @@ from gateway.policy.deadline import MS, WRITE_STALL_NS, Action, Progress, due
 START = 1_000_000 * MS
 LIMITS = Timeouts(first_token_ms=1000, idle_ms=600, total_ms=5000)
 SILENT = Budget(on_exceed="wait")
-BEATING = Budget(ttft_ms=200, on_exceed="heartbeat", heartbeat_ms=100)
+BUDGETED = Budget(ttft_ms=200)
 
 
 def at(ms: float) -> int:
@@ -74,7 +74,7 @@ def test_a_plain_answer_has_no_limit_but_the_total(
     facts: dict[str, Any], now_ms: int, action: Action, next_ms: int
 ) -> None:
     """C027: a long answer is not a stall."""
-    assert due(progress(stream=False, **facts), LIMITS, BEATING, at(now_ms)) == (action, at(next_ms))
+    assert due(progress(stream=False, **facts), LIMITS, BUDGETED, at(now_ms)) == (action, at(next_ms))
 
 
 @pytest.mark.parametrize(
@@ -82,31 +82,34 @@ def test_a_plain_answer_has_no_limit_but_the_total(
     [
         ({"sent": 10}, 199, "none", 200),
         ({"sent": 10}, 200, "budget", 200),
-        # past the budget: the first beat is due at once, then one per interval of silence
-        ({"sent": 10, "budget_passed": True, "can_beat": True}, 200, "heartbeat", 200),
-        ({"sent": 10, "budget_passed": True, "can_beat": True, "last_write": 200}, 250, "none", 300),
-        ({"sent": 10, "budget_passed": True, "can_beat": True, "last_write": 200}, 300, "heartbeat", 300),
-        # not now (inside an event, or the upstream sends `id:`): looked at again after an interval
-        ({"sent": 10, "budget_passed": True, "last_write": 200}, 300, "none", 400),
         # a token that came in time: no budget to exceed
-        ({"sent": 10, "token": 150, "last_event": 150, "last_write": 150}, 210, "none", 250),
-        # a stream that stalls is kept alive until the idle limit
-        ({"sent": 10, "token": 150, "last_event": 150, "last_write": 150, "can_beat": True}, 250, "heartbeat", 250),
-        ({"sent": 10, "token": 150, "last_event": 150, "last_write": 700, "can_beat": True}, 750, "idle", 750),
-        # limits win over beats
-        ({"sent": 10, "budget_passed": True, "can_beat": True, "last_write": 900}, 1010, "first_token", 1010),
+        ({"sent": 10, "token": 150, "last_event": 150}, 210, "none", 750),
+        ({"sent": 10, "budget_passed": True}, 300, "none", 900),
+        # a hedge is due once, before the first token only
+        ({"sent": 10, "hedge_at": 150}, 100, "none", 150),
+        ({"sent": 10, "hedge_at": 150}, 150, "hedge", 150),
+        ({"sent": 10, "hedge_at": 150, "token": 120, "last_event": 120}, 150, "none", 720),
+        # what the caller gave the request, and what it gives us to say anything at all
+        ({"sent": 10, "deadline": 180}, 100, "none", 180),
+        ({"sent": 10, "deadline": 180}, 180, "deadline", 180),
+        ({"sent": 10, "deadline": 180, "token": 100, "last_event": 170}, 180, "deadline", 180),
+        ({"sent": 10, "first_byte_deadline": 150}, 150, "deadline", 150),
+        ({"sent": 10, "first_byte_deadline": 150, "last_write": 140}, 150, "none", 200),
+        ({"sent": 10, "first_byte_deadline": 150, "deadline": 120}, 120, "deadline", 120),
     ],
 )
-def test_a_stream_with_a_budget_and_heartbeats(
+def test_a_stream_with_a_budget_a_hedge_or_a_caller_in_a_hurry(
     facts: dict[str, Any], now_ms: int, action: Action, next_ms: int
 ) -> None:
-    assert due(progress(**facts), LIMITS, BEATING, at(now_ms)) == (action, at(next_ms))
+    assert due(progress(**facts), LIMITS, BUDGETED, at(now_ms)) == (action, at(next_ms))
 
 
-def test_without_a_budget_the_first_beat_comes_after_one_interval() -> None:
-    budget = Budget(heartbeat_ms=100)
-    assert due(progress(sent=1, can_beat=True), LIMITS, budget, at(99)) == ("none", at(100))
-    assert due(progress(sent=1, can_beat=True), LIMITS, budget, at(100)) == ("heartbeat", at(100))
+def test_the_budget_of_a_plain_answer_counts_where_the_caller_comes_back_for_it() -> None:
+    budget = Budget(ttft_ms=200)
+    assert due(progress(stream=False, sent=1), LIMITS, budget, at(300))[0] == "none"
+    waits = progress(stream=False, sent=1, is_opted_in=True)
+    assert due(waits, LIMITS, budget, at(199)) == ("none", at(200))
+    assert due(waits, LIMITS, budget, at(200)) == ("budget", at(200))
 
 
 def test_a_request_that_does_not_leave_us_is_given_up() -> None:
@@ -136,7 +139,7 @@ FACTS = st.fixed_dictionaries(
     FACTS,
     st.integers(0, 40_000),
     st.booleans(),
-    st.sampled_from([SILENT, BEATING, Budget(ttft_ms=1, on_exceed="wait")]),
+    st.sampled_from([SILENT, BUDGETED, Budget(ttft_ms=1, on_exceed="wait")]),
 )
 def test_the_next_look_always_lies_ahead_when_nothing_is_due(
     facts: dict[str, Any], now_ms: int, stream: bool, budget: Budget

@@ -40,7 +40,7 @@ def shaped(
         upstream=Upstream.model_validate({"url": "http://127.0.0.1:8000", **(upstream or {})}),
         engine=engine,
         kind=kind,
-        **flags,
+        **flags,  # type: ignore[arg-type]
     )
 
 

@@ -174,7 +174,9 @@ class RawUpstream:
         wire = Wire(reader, writer, -1)
         try:
             while (request := await read_request(reader)) is not None:
-                if request.target == "/health" and request.method == "GET":
+                if request.target in ("/metrics", "/version") and request.header("user-agent") == "firsttoken-probe":
+                    await wire.send(whole(b"", "404 Not Found", headers=""))  # what probes ask, and no test is about
+                elif request.target == "/health" and request.method == "GET":
                     await wire.send(whole(b"", headers=""))
                 elif request.target == "/v1/models" and request.method == "GET":
                     self.listings += 1

@@ -62,7 +62,7 @@ async def test_ten_thousand_requests_cancelled_at_random_moments_leave_an_empty_
     port = server.sockets[0].getsockname()[1]
     meters = Meters()
     upstream = Upstream.model_validate(
-        {"url": f"http://127.0.0.1:{port}", "max_connections": 24, "queue_wait_ms": 5000}
+        {"url": f"http://127.0.0.1:{port}", "max_connections": 24, "max_queue": 50, "max_queue_wait_ms": 5000}
     )
     pool = Pool("up", upstream, clock=Clock(), meters=meters)
     source = random.Random(11)
