@@ -1,10 +1,12 @@
 # make run          set up, then serve on PORT (8080) before a simulated model server, or before UPSTREAM=http://…
-# make test         all tests but those against a real vLLM, with coverage limits
+# make test         all tests but those against a real vLLM and with the real clients, with coverage limits
 # make check        format, lint, types, architecture, docs
 # make test-vllm    tests against a real vLLM: VLLM_URL=http://…, or ../shared/real-vllm (installed on first use)
+# make test-clients the real clients of OpenAI's, Anthropic's, LangChain's, Dify's … against the gateway, three minutes
 # make bench        what our hop costs beside nginx, Envoy and others, about half an hour: BENCH_ARGS="--only a,b"
 # make bench-quick  the same beside nginx and vllm-router, about four minutes
 # make bench-guard  fails when our CPU time grew beside two of them; a minute
+# make bench-estimates  how good the estimates of the first token are, on real traces; six seconds
 # make soak         looks for growth of memory, connections and tasks, SOAK_MINUTES (10)
 # make demo         where the time of a thinking model goes, as a table
 # make format       let ruff format and fix what it can
@@ -18,6 +20,7 @@ SIM_PROFILE ?= demo
 FIRSTTOKEN_SHARED ?= ../shared
 VLLM_URL ?=
 VLLM_VENV ?= .venv-vllm
+CLIENT_VENVS ?= build/client-venvs
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_MINUTES ?= 10
@@ -26,8 +29,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 COVERAGE_JSON := build/coverage.json
 REAL_VLLM := $(FIRSTTOKEN_SHARED)/real-vllm
+CLIENTS := tests/clients
+CLIENT_ENVIRONMENTS := current openai1 llamaindex dify node
 
-.PHONY: setup run demo test check format clean test-vllm help bench bench-quick bench-guard soak
+.PHONY: setup run demo test check format clean test-vllm test-clients help bench bench-quick bench-guard bench-estimates soak
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -77,6 +82,9 @@ bench-quick: setup
 bench-guard: setup
 	$(BIN)/python -m benchmarks.guard
 
+bench-estimates: setup
+	FIRSTTOKEN_SHARED="$(FIRSTTOKEN_SHARED)" $(BIN)/python -m benchmarks.estimates
+
 soak: setup
 	$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES)
 
@@ -102,6 +110,23 @@ $(VENV)/.installed-vllm: $(VENV)/.installed
 
 $(VLLM_VENV)/.installed:
 	bash $(REAL_VLLM)/setup.sh $(VLLM_VENV)
+	@touch $@
+
+# Versions of the clients' own dependencies clash, so each has an environment; Node.js comes from PyPI, as a wheel.
+test-clients: setup $(CLIENT_ENVIRONMENTS:%=$(CLIENT_VENVS)/%/.installed)
+	CLIENT_VENVS="$(abspath $(CLIENT_VENVS))" $(BIN)/python -m pytest $(CLIENTS) $(PYTEST_ARGS)
+
+$(CLIENT_VENVS)/%/.installed: $(CLIENTS)/requirements/%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check -qq install --requirement $<
+	@touch $@
+
+$(CLIENT_VENVS)/node/.installed: $(CLIENTS)/requirements/node.txt $(CLIENTS)/node/package.json $(CLIENTS)/node/package-lock.json
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check -qq install --requirement $<
+	mkdir -p $(@D)/packages
+	cp $(CLIENTS)/node/package.json $(CLIENTS)/node/package-lock.json $(@D)/packages/
+	cd $(@D)/packages && PATH="$(abspath $(@D)/bin):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 clean:
