@@ -1,7 +1,7 @@
 """A real vLLM and a gateway before it, both processes of their own, for all tests of this folder.
 
-Every file says `pytestmark = pytest.mark.vllm`. Tests of the server with one slot come last, so that the ordinary
-server is started once.
+Every file says `pytestmark = pytest.mark.vllm`. Tests of a server with other flags come last, so that each is started
+once.
 """
 
 from __future__ import annotations
@@ -32,9 +32,18 @@ routes:
 """
 
 
+# Servers that are not the ordinary one, in the order in which their tests run.
+OTHER_SERVERS = ("tool_vllm", "one_slot_vllm")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Stable: only the tests that need another server move."""
-    items.sort(key=lambda item: "one_slot_vllm" in getattr(item, "fixturenames", ()))
+
+    def place(item: pytest.Item) -> int:
+        names = getattr(item, "fixturenames", ())
+        return max((1 + index for index, name in enumerate(OTHER_SERVERS) if name in names), default=0)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,6 +68,27 @@ def vllm(servers: Servers) -> RealVllm:
         return servers.ordinary()
     except Unavailable as reason:
         pytest.skip(f"needs a real vLLM: {reason}")
+
+
+@pytest.fixture(scope="module")
+def tool_vllm(servers: Servers) -> RealVllm:
+    """A server that reads tool calls."""
+    try:
+        return servers.with_flags("--enable-auto-tool-choice", "--tool-call-parser", "deepseek_v4")
+    except Unavailable as reason:
+        try:
+            return servers.ordinary()  # the one that VLLM_URL names, which may read them
+        except Unavailable:
+            pytest.skip(f"needs a real vLLM: {reason}")
+
+
+@pytest.fixture(scope="module")
+def one_slot_vllm(servers: Servers) -> RealVllm:
+    """A server that serves one request at a time."""
+    try:
+        return servers.with_flags("--max-num-seqs", "1")
+    except Unavailable as reason:
+        pytest.skip(f"needs a server with --max-num-seqs 1: {reason}")
 
 
 @pytest.fixture(scope="session")

@@ -50,13 +50,21 @@ class RealVllm:
     @property
     def load(self) -> tuple[int, int]:
         """How many requests the server says it runs, and how many it keeps waiting."""
-        counts = {"vllm:num_requests_running": 0, "vllm:num_requests_waiting": 0}
+        running, waiting = self._sums("vllm:num_requests_running", "vllm:num_requests_waiting")
+        return running, waiting
+
+    @property
+    def finished(self) -> int:
+        """How many requests the server says have ended there, aborted ones too."""
+        return self._sums("vllm:request_success_total")[0]
+
+    def _sums(self, *names: str) -> list[int]:
+        sums = dict.fromkeys(names, 0)
         for family in text_string_to_metric_families(self.http.get("/metrics").text):
             for sample in family.samples:
-                if sample.name in counts:
-                    counts[sample.name] += int(sample.value)
-        running, waiting = counts.values()
-        return running, waiting
+                if sample.name in sums:
+                    sums[sample.name] += int(sample.value)
+        return list(sums.values())
 
     def close(self) -> None:
         self.http.close()
@@ -70,7 +78,7 @@ class Servers:
         self._process: subprocess.Popen[bytes] | None = None
         self._flags: tuple[str, ...] = ()
         self._server: RealVllm | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server  # noqa: SIM115 - closed with the server
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
 
     def __enter__(self) -> Self:
         return self

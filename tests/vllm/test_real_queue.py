@@ -16,20 +16,12 @@ from openai import AsyncOpenAI
 from tests.support.raw import RawClient
 from tests.vllm.conftest import chat_body
 from tests.vllm.gateway_process import GatewayProcess, serving
-from tests.vllm.real_vllm import RealVllm, Servers, Unavailable
+from tests.vllm.real_vllm import RealVllm
 
 pytestmark = pytest.mark.vllm
 
 CLIENTS = 8
 CAUSES = ("queue", "prefill", "network", "input", "unexplained")
-
-
-@pytest.fixture(scope="module")
-def one_slot_vllm(servers: Servers) -> RealVllm:
-    try:
-        return servers.with_flags("--max-num-seqs", "1")
-    except Unavailable as reason:
-        pytest.skip(f"needs a server with --max-num-seqs 1: {reason}")
 
 
 @pytest.fixture(scope="module")
