@@ -21,8 +21,7 @@ METHODS: Final = b"GET, POST, HEAD"
 # What a page may read of our answers besides the few fields that every page may.
 EXPOSED: Final = (
     b"x-request-id, x-gateway-route, x-gateway-upstream, x-gateway-attempts, x-gateway-changes, server-timing, "
-    b"retry-after, "
-    b"x-should-retry"
+    b"retry-after, x-should-retry, x-gateway-failures, location, preference-applied"
 )
 _FIELD_NAMES: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~ \t,-]{1,2048}\Z")
 

@@ -48,6 +48,9 @@ class GatheringRelay(Relay):
             self._finish_unsent(Result("stream_error", self._head, reader.error.data), now)
             return
         body = self.assembler.finish() if reader.is_finished else None
+        if self.assembler.is_doubtful:  # a tool call was cut: a plain answer's own parser might have said less
+            changes = self._attempt.changes
+            changes[:] = ["stream=doubtful" if change == "stream=upstream" else change for change in changes]
         if body is None:
             self.fail(unfinished() if reader.events else nothing_came(), now)
         else:

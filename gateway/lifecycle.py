@@ -132,13 +132,18 @@ class GatewayServer(Server):
         tasks = list(self._tasks)
         if tasks:
             log.warning("ending %d requests that were still running", len(tasks))
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+            await self._end(list(self.gateway.pendings.tasks))  # first, so that whoever follows one reads its end
+            await self._end(list(self.server_state.tasks))
         await self._wait_for_writes(LAST_WORDS_S)
         for connection in list(self.server_state.connections):
             connection.transport.close()
         await self.lifespan.shutdown()
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
 
     @property
     def _tasks(self) -> set[asyncio.Task[None]]:

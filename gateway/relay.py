@@ -452,6 +452,8 @@ class Relay:
         is_passing = self._state == "passing"
         progress.token = reader.t_token or (now if self._raw and is_passing else 0)
         progress.visible = reader.t_visible
+        if self._exchange.is_detached:  # its caller was answered: nobody listens to silence any more
+            progress.first_byte_deadline = 0
         last, others = reader.t_last, reader.events - reader.token_events + reader.comments
         if self._raw:
             others = self._body_size

@@ -582,3 +582,14 @@ async def test_at_the_end_of_the_process_a_promise_is_kept_or_told_as_failed(dra
             assert recording.entry.error is not None
             assert recording.entry.error["reason"] == "draining"
         assert (await running.last_record())["outcome"] == ("pending_done" if drain_s else "refused")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_limit_on_silence_means_nothing_after_the_202(stream: bool) -> None:
+    """fault-catalogue 3.10: openai-python sends it with every call; the silence was ended by the 202."""
+    async with slowly() as (slow, _, running):
+        headers = {**ASYNC, "x-stainless-read-timeout": "0.3"}
+        url = await promised(running, chat(stream=stream), headers)
+        assert (await running.get(f"{url}?wait=0.6")).status == 202
+        slow.go.set()
+        assert (await ended(running, url)).status == 200

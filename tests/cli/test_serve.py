@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from gateway.cli import main
-from gateway.cli.serve import Plan, settings_of
+from gateway.cli.serve import Plan, _announce, settings_of
 
 Captured = pytest.CaptureFixture[str]
 
@@ -78,3 +79,29 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path, capsys: Captured)
     settings = settings_of(plan(config=str(path), listen={"port": 2}, auth="none"), warn=True)
     assert (settings.listen.port, settings.listen.host, settings.auth) == (2, "0.0.0.0", "none")
     assert "warning: line 2: upstreams.b: no route uses this upstream" in capsys.readouterr().err
+
+
+def test_a_store_whose_package_is_missing_is_one_line_and_a_hint(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("listen: {port: 0}\nupstreams: {a: {url: http://127.0.0.1:9}}\nstore: valkey://127.0.0.1:9/0\n")
+    monkeypatch.setitem(sys.modules, "valkey.asyncio.connection", None)  # as import sees a package that is not there
+    assert main(["serve", str(path), "--log", "json"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == ["error", "hint"]
+    assert "firsttoken[valkey]" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "workers, store, is_told",
+    [(2, "memory", True), (1, "memory", False), (2, "valkey://127.0.0.1:9/0", False)],
+)
+def test_several_workers_without_a_shared_store_are_told_what_that_means(
+    workers: int, store: str, is_told: bool, capsys: Captured
+) -> None:
+    settings = settings_of(plan(upstream="http://a")).model_copy(update={"store": store})
+    _announce(settings, None, workers)
+    output = capsys.readouterr().err
+    assert ("each worker knows only its own pending requests" in output) == is_told
+    assert len(output.splitlines()) == 1 + is_told

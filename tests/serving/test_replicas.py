@@ -176,7 +176,7 @@ class Load:
 
     def __init__(self, replica: Served) -> None:
         self.replica = replica
-        self.slowest_s = 0.0
+        self.times: list[float] = []  # seconds
         self.statuses: list[int] = []
         self._is_over = False
 
@@ -185,7 +185,7 @@ class Load:
             while not self._is_over:
                 started = time.monotonic()
                 self.statuses.append((await client.ask(chat(stream=False, content="quick"), headers=headers)).status)
-                self.slowest_s = max(self.slowest_s, time.monotonic() - started)
+                self.times.append(time.monotonic() - started)
                 await asyncio.sleep(0.005)
 
     def stop(self) -> None:
@@ -231,7 +231,8 @@ async def test_the_data_path_goes_on_without_the_store(how: str, tmp_path: Path)
             load.stop()
         await asyncio.gather(*tasks)
         assert {status for load, _ in loads for status in load.statuses} == {200}
-        assert max(load.slowest_s for load, _ in loads) < 0.5
+        times = sorted(time for load, _ in loads for time in load.times)
+        assert times[len(times) * 99 // 100] < 0.25  # alone on a machine the slowest takes 30 ms; a busy one hiccups
         all_.model.go(20)
         assert (await b.get(f"{running}?wait=10")).body == b"".join(EVENTS)
         for replica in all_.replicas:
