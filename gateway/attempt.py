@@ -36,6 +36,9 @@ class Gate(Protocol):
     def estimate_ms(self, attempt: Attempt, now: int) -> int | None:
         """Time to the attempt's first token as far as is known."""
 
+    def on_silence(self, attempt: Attempt, now: int) -> None:
+        """The attempt's upstream turned out to answer nobody."""
+
     def on_hedge_due(self, now: int) -> None: ...
     def on_token(self, attempt: Attempt, now: int) -> None:
         """The attempt's first token, for what learns from it."""

@@ -154,6 +154,14 @@ def circuit_open(upstreams: Sequence[str], wait_s: float) -> CircuitOpen:
     )
 
 
+def gone_silent(upstream: str) -> UpstreamTimeout:
+    """An upstream that answers nobody; said to the caller only when the other one fails, too."""
+    return UpstreamTimeout(
+        f"Upstream `{upstream}` took the request and answers nobody; it was left out, and another one was asked.",
+        reason="silent",
+    )
+
+
 def budget_exceeded(budget: Budget, upstream: str) -> BudgetExceeded:
     """The route would rather refuse than wait (`on_exceed: fail`)."""
     return BudgetExceeded(

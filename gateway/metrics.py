@@ -139,7 +139,7 @@ FAILURE_REASONS: Final = (
     "reset_mid", "eof_in_head", "body_cut", "not_http", "bad_framing", "bad_header", "bad_status", "unexpected_101",
     "interim_flood", "head_too_large", "surplus_bytes", "content_type", "mode_mismatch", "redirect", "content_encoding",
     "first_byte_timeout", "first_token_timeout", "stall", "total_timeout", "write_stall", "no_finish", "stream_error",
-    "http_4xx", "http_5xx", "stale_reconnect", "response_too_large", "caller_deadline", "bad_json", "no_choices",
+    "http_4xx", "http_5xx", "stale_reconnect", "response_too_large", "caller_deadline", "silent", "bad_json", "no_choices",
     "other",
 )  # fmt: skip
 

@@ -476,6 +476,11 @@ class Relay:
     def budget_passed(self, now: int) -> None:
         self._gate.on_budget(self._attempt, now)
 
+    def on_silence(self, now: int) -> None:
+        """From outside: its upstream was left out because it answers nobody."""
+        if self._state == "held" and not self.reader.t_event:
+            self._gate.on_silence(self._attempt, now)
+
     def hedge_due(self, now: int) -> None:
         self._gate.on_hedge_due(now)
 

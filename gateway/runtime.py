@@ -74,6 +74,10 @@ class Fleet:
             waits = state.standing.waits() if state.standing.running else ()
             if waits and self.ejections.note_waits(name, waits, state.standing.last_sign_ns(), now):
                 log.warning("upstream `%s` takes requests and gives no first token: it is left out", name)
+            if waits and self.ejections.is_silent(name, now):
+                for attempt in list(state.standing.running):
+                    if attempt.relay is not None:
+                        attempt.relay.on_silence(now)
 
 
 class Runtime:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gateway.answering import is_answer
 from gateway.choosing import Chooser
-from gateway.complaints import budget_exceeded
+from gateway.complaints import budget_exceeded, gone_silent
 from gateway.policy.budget import BudgetMachine, Facts
 from gateway.policy.poison import Poison
 from gateway.policy.retrying import default_idempotent
@@ -261,6 +261,14 @@ class Trial:
         """A second attempt beside the first, which shows its first token, and is the only one so far."""
         is_alone = not self._others and not self._sent and not self._machine.is_promised
         return is_alone and self._is_idempotent and self._x.is_seen
+
+    def on_silence(self, attempt: Attempt, now: int) -> None:
+        """Asks another upstream, where one repetition is allowed; else goes on waiting: the last one is never cut."""
+        is_first = attempt is self._inline and not self._others and not self._sent and not self._machine.is_promised
+        if not is_first or not self._is_idempotent or not self._fleet.extra.may_retry(now) or attempt.relay is None:
+            return
+        if any(state.standing.bucket.is_allowed for state in self._chooser.untried(now)):
+            attempt.relay.fail(gone_silent(attempt.state.name), now)
 
     def _spawn(self, attempt: Attempt) -> None:
         task = asyncio.get_running_loop().create_task(self._carry(attempt), name=f"attempt-{attempt.kind}")

@@ -31,6 +31,7 @@ from gateway.wire.spans import SpliceError, after_blank, elements, members, valu
 TIE: Final = 1.1  # a ratio of predictions below which neither is better
 LOAD_BOUND: Final = 1.25  # latency-methods §2.6
 MAX_AFFINITY_COST_S: Final = 5.0  # latency-methods §2.6
+EXPLORED: Final = 0.02  # goes anywhere: a prediction that is wrong for one upstream would else never be corrected
 AFFINITY_IGNORED: Final = 0.01  # latency-methods §2.6; so that the other upstreams stay measured
 PEAK_DECAY_NS: Final = 10_000_000_000  # latency-methods §2.6
 KEY_CHARACTERS: Final = 2000  # latency-methods §2.6
@@ -142,6 +143,8 @@ def _auto(tier: list[Candidate], wish: _Wish) -> list[Candidate]:
         first = home if _is_worth_keeping(home, tier, wish) else None
     if first is None:
         first = _better_of_two(tier, wish.draw)
+        if wish.draw() >= 1 - EXPLORED:
+            first = tier[int(wish.draw() * len(tier))]
     rest = [c for c in tier if c is not first]
     if len(rest) > 1:
         rest.sort(key=_rank(rest))

@@ -176,6 +176,11 @@ class Ejections:
         self._eject(name, record, now, is_silent=True)
         return True
 
+    def is_silent(self, name: str, now: int) -> bool:
+        """It is left out because it answered nobody."""
+        record = self._watched.get(name)
+        return record is not None and record.is_silent and record.is_enforced and _is_ejected(record, now)
+
     def note_token(self, name: str, now: int) -> None:
         """A first token came. It ends an ejection for silence at once, and a probation; cheap otherwise."""
         record = self._watched.get(name)

@@ -51,6 +51,8 @@ _BY_REASON: Final[dict[str, RetryClass]] = {
     "bad_event": "R6", "bad_utf8": "R6", "line_too_long": "R6", "internal": "R6",
     # too slow
     "first_byte_timeout": "R5", "first_token_timeout": "R5", "stall": "R5", "total_timeout": "R5",
+    # accepted and never answered by a server that answers nobody (C113): as good as no server
+    "silent": "R2",
     # A7: part of the request left, none of it was answered
     "write_stall": "R2",
 }  # fmt: skip

@@ -18,7 +18,7 @@ TARGET_MISS: Final = 0.10
 _STEP: Final = 0.01
 _LEAST_ALPHA, _MOST_ALPHA = 0.005, 0.5
 _UNCALIBRATED_P90: Final = 2.0  # times p50
-# Found with benchmarks/estimates.py: with these, and with 20 and 10 as with 32 and 16, p90 stays within its limits.
+# Found by replaying traces: with these, and with 20 and 10 as with 32 and 16, p90 stays within its limits.
 _COMMON: Final = 0.1  # of the spread, in all requests of a line alike; the rest is independent and cancels
 _AHEAD_PER_SKIP: Final = 24  # one more residual is left out for each so many requests ahead: they saw the same event
 _MOST_SKIPPED: Final = 12  # a line of hundreds must still teach something before it has passed

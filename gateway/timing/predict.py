@@ -27,7 +27,7 @@ __all__ = ["Basis", "Estimate", "Forecasts", "Predictor", "Remaining", "Waiting"
 FEWEST_UPDATES: Final = 20  # before the fitted line is believed; §2.2
 WARMUP_NS: Final = 120 * 1_000_000_000  # after a restart, in which nothing is learned; §2.2
 # An outcome that took longer says how things were when it was sent: its p90 is judged, but the line has learned newer
-# ones since. With 30 s as with none, benchmarks/estimates.py misses the limits after a slowdown in lines of minutes.
+# ones since. With 30 s the limits after a slowdown are missed in lines of minutes.
 LATE_S: Final = 60.0
 LEAST_S: Final = 0.25  # never less while pending; §2.3
 MAX_MODELS: Final = 64  # per upstream; model names come from callers

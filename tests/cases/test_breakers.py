@@ -156,8 +156,28 @@ async def test_an_engine_that_hangs_is_left_out_on_the_evidence_of_silence(
             assert (await found.ask(stream=True)).body == STREAM
         generated = [r for r in found.upstreams["first"].requests[asked:] if r.json.get("max_tokens") != 1]
         assert generated == [], "only probes of one token go there"
-        statuses = [response.status for response in await asyncio.gather(*answers)]
-        assert statuses.count(504) == 3
+        responses = await asyncio.gather(*answers)
+        assert [response.status for response in responses] == [200] * 6, "those who waited there were asked again"
+        assert sorted(response.header("x-gateway-attempts") or "" for response in responses) == ["1"] * 3 + ["2"] * 3
+        assert await found.running.metric("gateway_upstream_failures_total", upstream="first", reason="silent") == 3
+        caplog.clear()
+
+
+async def test_a_request_that_waits_at_the_last_server_is_never_cut_for_its_silence(
+    caplog: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last usable attempt ends by the limits of the route alone."""
+    monkeypatch.setattr("gateway.tending.EVERY_S", 0.02)
+    monkeypatch.setattr("gateway.upstream.standing.first_token_limit_ns", lambda slow_ms, _: slow_ms * 1_000_000)
+
+    async def hangs(request: Received, wire: Wire) -> None:
+        await wire.wait_closed_by_peer(30)
+
+    upstream = {"breaker": {"slow_call_duration_ms": 20}}
+    async with fleet(caplog, first=hangs, upstream=upstream, route={"timeouts": {"first_token_ms": 400}}) as found:
+        answers = await asyncio.gather(*(found.ask(stream=True) for _ in range(4)))
+        assert [(a.status, a.error["code"]) for a in answers] == [(504, "upstream_timeout")] * 4
+        assert sum(r.json.get("max_tokens") != 1 for r in found.upstreams["first"].requests) == 4
         caplog.clear()
 
 

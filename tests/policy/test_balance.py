@@ -204,10 +204,10 @@ def test_ties_are_left_to_chance() -> None:
         assert all(0.3 < part < 0.37 for part in first_choices(candidates).values())
 
 
-def test_the_worst_of_three_is_never_the_first_and_the_rest_follow_best_first() -> None:
+def test_the_worst_of_three_is_hardly_ever_the_first_and_the_rest_follow_best_first() -> None:
     candidates = [up("a", 0, 3.0), up("b", 0, 2.0), up("c", 0, 1.0)]
     parts = first_choices(candidates)
-    assert parts["a"] == 0
+    assert 0 < parts["a"] < 0.02, "one in fifty goes anywhere, or a wrong prediction would never be corrected"
     assert 0.62 < parts["c"] < 0.71
     assert asked("auto", candidates, draw=draws(0.9, 0.9)) == "cba"
     paced = [Candidate(n, UP, 0, None, seconds_per_ktoken=s) for n, s in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
