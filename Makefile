@@ -6,6 +6,8 @@
 # make bench        what our hop costs beside nginx, Envoy and others, about half an hour: BENCH_ARGS="--only a,b"
 # make bench-quick  the same beside nginx and vllm-router, about four minutes
 # make bench-guard  fails when our CPU time grew beside two of them; a minute
+# make bench-overload   goodput and refusals at twice and ten times what a server can do; a minute and a half
+# make bench-unsteady   10,000 requests while one of two servers turns bad in six ways; four minutes
 # make bench-estimates  how good the estimates of the first token are, on real traces; six seconds
 # make soak         looks for growth of memory, connections and tasks, SOAK_MINUTES (10)
 # make demo         where the time of a thinking model goes, as a table
@@ -32,7 +34,7 @@ REAL_VLLM := $(FIRSTTOKEN_SHARED)/real-vllm
 CLIENTS := tests/clients
 CLIENT_ENVIRONMENTS := current openai1 llamaindex dify node
 
-.PHONY: setup run demo test check format clean test-vllm test-clients help bench bench-quick bench-guard bench-estimates soak
+.PHONY: setup run demo test check format clean test-vllm test-clients help bench bench-quick bench-guard bench-estimates bench-overload bench-unsteady soak
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -81,6 +83,12 @@ bench-quick: setup
 
 bench-guard: setup
 	$(BIN)/python -m benchmarks.guard
+
+bench-overload: setup
+	$(BIN)/python -m benchmarks.overload
+
+bench-unsteady: setup
+	$(BIN)/python -m benchmarks.unsteady
 
 bench-estimates: setup
 	FIRSTTOKEN_SHARED="$(FIRSTTOKEN_SHARED)" $(BIN)/python -m benchmarks.estimates
