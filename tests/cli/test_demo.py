@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -324,12 +325,15 @@ def test_ctrl_c_ends_it_at_once_and_without_a_word() -> None:
         while b"1/7" not in seen:  # progress, since stderr is a terminal
             seen += os.read(ours, 4096)
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=10)
-        while True:
+        last_resort = threading.Timer(20, process.kill)
+        last_resort.start()
+        while True:  # a terminal that nobody reads would hold the command up in its last words
             try:
                 seen += os.read(ours, 4096)
             except OSError:  # the other side is closed
                 break
+        out, _ = process.communicate(timeout=10)
+        last_resort.cancel()
     os.close(ours)
     assert (process.returncode, out) == (130, b"")
     assert b"Traceback" not in seen
