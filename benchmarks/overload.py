@@ -188,7 +188,7 @@ def around() -> Iterator[tuple[int, int, int]]:
     for name in fields:
         command += ["--set", f"{name}={getattr(SERVER, name)}"]
     command += ["--set", f"answer_tokens={ANSWER_TOKENS},{ANSWER_TOKENS}"]
-    config = BUILD / "targets" / "overload" / "gateway.yaml"
+    config = BUILD / "targets" / "overload" / f"{port}.yaml"  # one per run: a gateway reloads what another run writes
     config.parent.mkdir(parents=True, exist_ok=True)
     upstream = {
         "url": f"http://127.0.0.1:{sim_port}",
@@ -203,6 +203,7 @@ def around() -> Iterator[tuple[int, int, int]]:
         wait_until(lambda: listener_count(sim_port) > 0, sim, 20, sim_log)
         wait_until(lambda: listener_count(port) > 0, process, 20, log)
         yield sim_port, port, process.pid
+    config.unlink()
 
 
 async def load(port: int, factor: float, seconds: float, seed: int) -> list[Outcome]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.unsteady import Fault, Plan, measure, problems, table
+from benchmarks.unsteady import measure
+from benchmarks.unsteady_story import Fault, Plan, problems, table
 
 SHORT = Plan(
     faults=(Fault("errors 500", "status=500"), Fault("cuts", "cut=4")),
