@@ -62,10 +62,6 @@ class HeldCall:
     def is_paused(self) -> bool:
         return self._is_attached and self._call.is_paused
 
-    @property
-    def is_attached(self) -> bool:
-        return self._is_attached
-
     async def read_body(self, limit: int, take: Callable[[int], bool]) -> bytes:
         """Never: it was read before the call was held."""
         raise NotImplementedError

@@ -55,6 +55,15 @@ class Fleet:
         self.upstreams = upstreams
         self.ejections.follow({name: state.config.breaker for name, state in upstreams.items()})
 
+    def watch_returns(self, state: UpstreamState, clock: Callable[[], int]) -> None:
+        """A restarted upstream, or one whose breaker closes, starts slowly (fault-catalogue 3.3, D1)."""
+
+        def start_slowly() -> None:
+            self.ejections.note_return(state.name, clock())
+
+        state.standing.on_return = start_slowly
+        state.on_restart.append(start_slowly)
+
     def are_most_slow(self, names: list[str], now: int) -> bool:
         """More than half of them saturated or slow: then a second request only adds load (C035)."""
         slow = sum(self.upstreams[name].pool.is_full or self._is_slow(name, now) for name in names)
@@ -71,11 +80,16 @@ class Fleet:
     def look_for_silence(self, now: int) -> None:
         """Ejects upstreams that take requests and answer none (C113). Once a second."""
         for name, state in self.upstreams.items():
-            waits = state.standing.waits() if state.standing.running else ()
-            if waits and self.ejections.note_waits(name, waits, state.standing.last_sign_ns(), now):
+            standing = state.standing
+            if not standing.running:
+                continue
+            waits = standing.waits()
+            if waits and self.ejections.note_waits(name, waits, standing.last_sign_ns(), now):
                 log.warning("upstream `%s` takes requests and gives no first token: it is left out", name)
+            elif self.ejections.note_waits(name, standing.stalled(now), standing.last_end_ns, now):
+                log.warning("upstream `%s` stops in the middle of its answers: it is left out", name)
             if waits and self.ejections.is_silent(name, now):
-                for attempt in list(state.standing.running):
+                for attempt in list(standing.running):
                     if attempt.relay is not None:
                         attempt.relay.on_silence(now)
 
@@ -105,7 +119,9 @@ class Runtime:
                 self.upstreams[name] = known
             else:
                 meters = account.add_upstream(name)
-                self.upstreams[name] = UpstreamState(name, config, clock=clock, meters=meters, connect=connect)
+                state = UpstreamState(name, config, clock=clock, meters=meters, connect=connect)
+                self.fleet.watch_returns(state, clock)
+                self.upstreams[name] = state
         self.fleet.follow(self.upstreams)
         self.routes: dict[str, RouteState] = {}
         for route in settings.routes:

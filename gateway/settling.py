@@ -20,6 +20,7 @@ Verdict = Literal["ok", "error", "pressure", "neutral"]
 
 NS: Final = 1_000_000_000
 MS: Final = 1_000_000
+_CUT_SHORT: Final = frozenset(("no_finish", "body_cut", "reset_mid", "stall"))
 SLOW_FACTOR: Final = 3  # × what was predicted: a long prompt is no slow upstream
 
 
@@ -143,7 +144,7 @@ def failure_of(attempt: Attempt) -> Failure:
             cut_before_forwarding=attempt.header > 0,
         )
     if result.kind == "failed" and result.error is not None:
-        cut = result.error.reason in ("no_finish", "body_cut", "reset_mid")
+        cut = result.error.reason in _CUT_SHORT  # it had begun, and none of it went out
         return Failure(response_bytes=1, reason=result.error.reason, cut_before_forwarding=cut)
     if result.kind in ("sent", "gone"):
         return Failure(forwarded=True)

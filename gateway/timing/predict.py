@@ -90,11 +90,6 @@ class Predictor:
         return self._line.tokens
 
     @property
-    def oldest_waiting_ns(self) -> int | None:
-        """When the oldest of them was sent."""
-        return self._line.oldest_ns
-
-    @property
     def last_first_token_ns(self) -> int | None:
         return self._line.last_first_token_ns
 
@@ -296,12 +291,6 @@ class Predictor:
     def note_foreign(self, waiting: int, now: int) -> None:
         """`vllm:num_requests_waiting` as it was scraped; our own part of it is taken off here."""
         self._line.note_foreign(waiting, now)
-
-    def note_cache(self, *, is_effective: bool) -> None:
-        """What a probe of the prefix cache found (§4), for servers that do not report cached tokens."""
-        self._reports_cache = True
-        if self.cache_factor is None or not is_effective:
-            self.cache_factor = 1.0 if is_effective else 0.0
 
     def restarted(self, now: int) -> None:
         """The upstream came back: its cache is empty, and what it does while warming up teaches nothing."""

@@ -29,7 +29,7 @@ class Standing:
 
     __slots__ = (
         "_config", "_half_open_wait_ms", "_known", "_on_breaker", "_on_transition", "breakers", "bucket", "cost",
-        "forecasts", "last_end_ns", "names", "running",
+        "forecasts", "last_end_ns", "names", "on_return", "running",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +46,8 @@ class Standing:
         self._on_breaker = on_breaker
         self._on_transition = on_transition
         self._known: set[str] = set()
+        self.on_return: Callable[[], None] | None = None
+        """Called when a breaker closes after its probes: traffic comes back slowly."""
         self.names = names
         self.breakers: dict[str, Breaker] = {}
         self.forecasts = Forecasts()
@@ -101,9 +103,23 @@ class Standing:
                 found.append((attempt.sent, limit))
         return found
 
+    def stalled(self, now: int) -> list[tuple[int, int]]:
+        """Streams that began and said nothing for longer than a first token may take: since when, and that limit.
+
+        To be judged against the last end of an answer: a server that stops in the middle of each still begins new ones.
+        """
+        limit = self._config.breaker.slow_call_duration_ms * 1_000_000
+        return [
+            (attempt.reader.t_last, limit)
+            for attempt in self.running
+            if attempt.reader is not None and 0 < attempt.reader.t_last < now - limit
+        ]
+
     def _teller(self, label: str) -> Callable[[State, State], None]:
         def tell(old: State, new: State) -> None:
             if self._on_transition is not None:
                 self._on_transition(label, old, new)
+            if (old, new) == ("half_open", "closed") and self.on_return is not None:
+                self.on_return()
 
         return tell

@@ -149,10 +149,6 @@ class UpstreamState:
             self.rtt_ns = int(median(self._rtts))
 
 
-def _none() -> int:
-    return 0
-
-
 def host_header(config: Upstream) -> bytes:
     """Host as the upstream expects it: port only when it is not the scheme's own, brackets around IPv6."""
     host = f"[{config.host}]" if ":" in config.host else config.host

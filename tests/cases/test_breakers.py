@@ -181,6 +181,51 @@ async def test_a_request_that_waits_at_the_last_server_is_never_cut_for_its_sile
         caplog.clear()
 
 
+async def test_a_server_that_stops_in_the_middle_of_every_answer_is_left_out(
+    caplog: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: it gives first tokens to everybody and ends no answer; long before the limit of silence."""
+    monkeypatch.setattr("gateway.tending.EVERY_S", 0.02)
+
+    async def stops(request: Received, wire: Wire) -> None:
+        if request.json.get("max_tokens") == 1:  # a probe hangs like all others
+            await wire.wait_closed_by_peer(30)
+        await wire.send(STREAM_HEAD)
+        await wire.stream(ROLE, HELLO)
+        await wire.wait_closed_by_peer(30)
+
+    upstream = {"breaker": {"slow_call_duration_ms": 100}}
+    route = {"timeouts": {"idle_ms": 2000}}
+    async with fleet(caplog, first=stops, second=good, upstream=upstream, route=route) as found:
+        answers = [asyncio.create_task(found.ask(stream=True)) for _ in range(6)]
+        ejections = found.gateway.runtime.fleet.ejections
+        await until(lambda: ejections.standing("first", found.gateway.clock()) == "ejected", 1.5)
+        for _ in range(6):
+            assert (await found.ask(stream=True)).body == STREAM
+        told = [response.body for response in await asyncio.gather(*answers)]
+        assert sum(body == STREAM for body in told) == 3
+        assert sum(b'"code":"upstream_timeout"' in body for body in told) == 3, "what went out is not repeated (R4)"
+        caplog.clear()
+
+
+async def test_traffic_comes_back_slowly_when_a_breaker_closes(caplog: Log) -> None:
+    """fault-catalogue 3.3."""
+    is_well = False
+
+    async def recovers(request: Received, wire: Wire) -> None:
+        await (good if is_well else refuses("500 Internal Server Error"))(request, wire)
+
+    async with fleet(caplog, first=recovers, upstream=QUICK) as found:
+        await open_breaker(found)
+        is_well = True
+        await asyncio.sleep(0.1)
+        assert (await found.ask()).status == 200
+        assert found.breaker("first")["state"] == "closed"
+        now = found.gateway.clock()
+        assert found.gateway.runtime.fleet.ejections.standing("first", now) == "ramp"
+        assert found.gateway.runtime.fleet.ejections.share("first", now) < 0.5
+
+
 async def test_our_own_bug_is_not_the_upstreams(caplog: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """C115: 500 `internal`, the breaker untouched, nothing left behind."""
 

@@ -83,6 +83,20 @@ async def test_a_stream_that_ends_but_is_not_closed_is_answered_all_the_same() -
         assert response.json["choices"][0]["message"]["content"] == "你好"
 
 
+async def test_an_answer_that_stops_half_way_is_asked_for_elsewhere() -> None:
+    """C1, R2: part of it is here, and none of it went out."""
+    stops = streams(ROLE, *WORDS, end="open")
+    route = {"stream_upstream": True, "balance": "round_robin", "timeouts": {"idle_ms": 150}}
+    async with RawUpstream(streams(ROLE, *WORDS, STOP, DONE)) as good, RawUpstream(stops) as bad:
+        settings = settings_for({"a": good.url, "b": bad.url}, route=route)
+        async with running_gateway(settings, upstream={"engine": "vllm"}) as running:
+            response = await running.ask(chat(stream=False))
+            assert response.json["choices"][0]["message"]["content"] == "你好"
+            assert response.header("x-gateway-attempts") == "2"
+            assert response.header("x-gateway-failures") == "b=stall"
+            await running.settled()
+
+
 async def test_its_first_token_has_a_limit() -> None:
     async with gathering(silence, timeouts={"first_token_ms": 150}) as (_, running):
         response = await running.ask(chat(stream=False))
