@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gateway.complaints import no_answer
-from gateway.errors import UpstreamBadResponse, body_of, is_nested, with_readable_error
+from gateway.errors import UpstreamBadResponse, body_of
 from gateway.exchange import ClientGone
+from gateway.readable import is_nested, with_readable_error
 from gateway.reply import Reply, masked, response_headers
 from gateway.wire.kinds import JSON_KINDS
 

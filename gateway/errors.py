@@ -136,61 +136,21 @@ def body_of(error: GatewayError, api: Api, request_id: str) -> bytes:
     return orjson.dumps({**_payload(error, api), "request_id": request_id})
 
 
-def event_of(error: GatewayError, api: Api, *, is_last: bool = True) -> bytes:
-    """The error as the last thing in a started stream: one event, then OpenAI's end mark unless that is still to come.
+def event_of(error: GatewayError, api: Api) -> bytes:
+    """The error as the last thing in a started stream: one event, then OpenAI's end mark.
 
     Measured with the real clients (client-contract §5): without the event a clean end is taken for success,
     without `[DONE]` one client sends the request again, and `event: error` is lost on OpenAI routes.
     """
-    payload = orjson.dumps(_payload(error, api))
+    payload = payload_of(error, api)
     if api == "anthropic":
         return b"event: error\ndata: " + payload + b"\n\n"
-    return b"data: " + payload + (b"\n\ndata: [DONE]\n\n" if is_last else b"\n\n")
+    return b"data: " + payload + b"\n\ndata: [DONE]\n\n"
 
 
 def payload_of(error: GatewayError, api: Api) -> bytes:
     """The error alone, as JSON in the shape of an API."""
     return orjson.dumps(_payload(error, api))
-
-
-def is_nested(data: bytes) -> bool:
-    """Whether an error is already `{"error": {…}}`, the one shape that every SDK can read."""
-    try:
-        payload = orjson.loads(data)
-    except ValueError:
-        return False
-    return isinstance(payload, dict) and isinstance(payload.get("error"), dict)
-
-
-def with_readable_error(body: bytes) -> bytes:
-    """A refusal as the server wrote it, and where it has words but no `error`, with one added.
-
-    Flat errors (`{"message"}`, `{"detail"}`) are a bare number or status line to some SDKs (client-contract §6). What
-    the server wrote stays as it is, for whoever reads that.
-    """
-    text = body.strip()
-    if not (text.startswith(b"{") and text.endswith(b"}")):
-        return body
-    try:
-        payload = orjson.loads(text)
-    except ValueError:
-        return body
-    if not payload or "error" in payload:
-        return body
-    words = payload.get("message") or payload.get("detail")
-    if isinstance(words, list):
-        words = "; ".join(str(item.get("msg", item)) if isinstance(item, dict) else str(item) for item in words[:8])
-    if not isinstance(words, str) or not words:
-        return body
-    code = payload.get("code")
-    kind = payload.get("type")
-    error = {
-        "message": words,
-        "type": kind if isinstance(kind, str) else "upstream_error",
-        "param": None,
-        "code": str(code) if isinstance(code, int | str) else "upstream_error",
-    }
-    return text[:-1] + b',"error":' + orjson.dumps(error) + b"}"
 
 
 def headers_of(error: GatewayError) -> list[tuple[bytes, bytes]]:

@@ -31,8 +31,9 @@ from gateway.complaints import (
     unfinished,
     unusable_head,
 )
-from gateway.errors import GatewayError, UpstreamBadResponse, event_of, is_nested, payload_of
+from gateway.errors import GatewayError, event_of
 from gateway.patience import Patience, closing_beat
+from gateway.readable import with_readable_event
 from gateway.wire.headers import Headers
 from gateway.wire.sse import until_done
 
@@ -206,30 +207,16 @@ class Relay:
         reader.feed(data, now)
         if self._awaits_token and reader.t_token:
             self._note_token(now)
-        if reader.error is not None:
-            passed = self._with_readable_error(passed)
+        if reader.error is not None and not self._is_error_told and self._exchange.api == "openai":
+            readable = with_readable_event(passed, reader.error, is_open=reader.is_open)
+            if readable is not None:
+                self._is_error_told, passed = True, readable
         if b"[DONE]" in passed:
             passed = until_done(passed)
         if reader.is_done:
             self._end_stream(now, passed)
         else:  # the words of an answer
             self._call.write(passed)
-
-    def _with_readable_error(self, passed: bytes) -> bytes:
-        """A flat error is taken for an odd chunk, or ignored, by most clients (client-contract §5, §14.7)."""
-        error, exchange = self.reader.error, self._exchange
-        assert error is not None
-        if self._is_error_told or exchange.api != "openai":
-            return passed
-        self._is_error_told = True
-        if is_nested(error.data):
-            return passed
-        told = UpstreamBadResponse(error.message or "The model server reported an error.", code=error.code or None)
-        if error.data and error.data in passed:
-            return passed.replace(error.data, payload_of(told, exchange.api), 1)
-        mark = passed.rfind(b"data: [DONE]")  # its beginning is out already: once more, readable
-        mark = len(passed) if mark < 0 else mark
-        return passed[:mark] + event_of(told, exchange.api, is_last=False) + passed[mark:]
 
     def on_end(self, now: int) -> None:
         if self._state == "ended":
