@@ -142,8 +142,8 @@ class Chooser:
     def _ordered(self, route: RouteState, states: tuple[UpstreamState, ...], now: int) -> list[UpstreamState]:
         if len(states) == 1:
             return [] if states[0].name in self._tried else list(states)
-        shut = [state.name for state in states if not self._breaker(route, state).is_open(now)]
-        usable = self._fleet.ejections.usable(shut, now)
+        admitting = [state.name for state in states if not self._breaker(route, state).is_open(now)]
+        usable = self._fleet.ejections.usable(admitting, now)
         by_name = {state.name: state for state in states if state.name in usable and state.name not in self._tried}
         if len(by_name) < 2:
             return list(by_name.values())

@@ -289,7 +289,7 @@ class Predictor:
             self._history.add_pace(tpot_s)
 
     def note_foreign(self, waiting: int, now: int) -> None:
-        """`vllm:num_requests_waiting` as it was scraped; our own part of it is taken off here."""
+        """Requests of others in the server's queue: what was scraped, less our own (`UpstreamState.note_waiting`)."""
         self._line.note_foreign(waiting, now)
 
     def restarted(self, now: int) -> None:

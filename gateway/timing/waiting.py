@@ -151,7 +151,7 @@ class Line:
         self._foreign = 0
 
     def note_foreign(self, waiting: int, now: int) -> None:
-        self._foreign = max(0, waiting - len(self._waiting))
+        self._foreign = max(0, waiting)
         self._foreign_ns = now
 
     def foreign_tokens(self, now: int) -> float:

@@ -56,8 +56,8 @@ def test_p90_covers_nine_in_ten_and_a_restart_forgets() -> None:
 def test_foreign_requests_count_as_work_ahead_for_five_seconds() -> None:
     predictor, prompt = Forecasts().for_model("m"), Prompt.of_tokens(1000)
     predictor.begin(prompt, S)
-    predictor.note_foreign(4, S)
-    assert predictor.predict(prompt, S).ahead_tokens == 4000
+    predictor.note_foreign(3, S)
+    assert predictor.predict(prompt, S).ahead_tokens == 4000, "our own and three of others"
     assert predictor.predict(prompt, 7 * S).ahead_tokens == 1000
     predictor.restarted(S)
     assert predictor.predict(prompt, S).ahead_tokens == 1000
